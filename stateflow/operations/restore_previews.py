@@ -6,9 +6,10 @@ and whether its sources still hold their input, is None: it is never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from stateflow.checkpoint.history import RUN_START, read_run_file
 from stateflow.checkpoint.log.checkpoint_log import Head
@@ -27,15 +28,17 @@ from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SourceAction,
     count_replay,
     is_run_open,
+    kind_of_sink,
 )
 from stateflow.checkpoint.restore.targets import TargetLimits
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.operations.status import read_newest_manifest
 from stateflow.outputs import utc_text
-from stateflow.runtime.planning.explain import JobExplanation, read_explanation
+from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, read_explanation
 from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest
 from stateflow.runtime.restore.planner import (
     CheckedTarget,
@@ -115,11 +118,15 @@ class RestorePreview:
         plan: the plan; None if the graph of no run is stored.
         checks: the conditions of the restore.
         generation: generation of the run whose graph it is made with; 0 if none is stored.
+        replay_ms: how long the checkpoints since the target took, with their batches: an estimate for reading their
+            input again. None if records are missing, and if other input is read: a restore has undone the target, or
+            the position of a source is not the target's.
     """
 
     plan: RestorePlan | None
     checks: tuple[PlanCheck, ...]
     generation: int
+    replay_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,11 +180,20 @@ def _preview(root: JobRoot, head: Head, request: PreviewRequest, known: KnownHis
     now = parse_timestamp(utc_text(root.clock.now()))
     try:
         checked = check_graph(root, declared, head, target, GraphRequest(options.changes, options.drop, now))
-        plan = describe_plan(checked, request.target, options, _RecordedFacts(checked, options, known))
+        facts = _RecordedFacts(checked, options, known, _kinds_of(graph))
+        plan = describe_plan(checked, request.target, options, facts)
     except ConfigError as e:
         e.add_facts(graph_of_generation=run.seq)
         raise
-    return RestorePreview(plan, (*general, _check_graph(head, run, known), _check_files(checked)), run.seq)
+    checks = (*general, _check_graph(head, run, known), _check_files(checked))
+    return RestorePreview(plan, checks, run.seq, _replay_ms(plan, facts.replay))
+
+
+def _replay_ms(plan: RestorePlan, replay: Replay | None) -> float | None:
+    if replay is None or not replay.is_again or plan.foreign:
+        return None
+    moved = any(source.action in (SourceAction.RESET, SourceAction.REPLACED) for source in plan.sources)
+    return None if moved else round(replay.duration_ms, 1)
 
 
 def read_run_graph(root: JobRoot, run: ActionRecord) -> JobExplanation | None:
@@ -193,7 +209,7 @@ def declared_graph(graph: JobExplanation, max_parallelism: int) -> DeclaredGraph
         graph: the stored graph.
         max_parallelism: number of key groups of the job root.
     """
-    chains = [chain for level in graph.levels for chain in level.chains]
+    chains = _chains_of(graph)
     keys = {c.uid: next((i.key for i in c.inputs if not i.broadcast and i.key), ()) for c in chains if c.function}
     return DeclaredGraph(
         graph.parallelism,
@@ -201,8 +217,17 @@ def declared_graph(graph: JobExplanation, max_parallelism: int) -> DeclaredGraph
         # A column's name has no blank; its type may.
         {uid: [column.partition(" ")[2] for column in key] for uid, key in keys.items()},
         tuple(sorted((source.uid, source.reads) for source in graph.sources)),
-        sinks=frozenset(sink.uid for chain in chains for sink in chain.sinks),
+        sinks=frozenset(_kinds_of(graph)),
     )
+
+
+def _kinds_of(graph: JobExplanation) -> dict[str, str]:
+    """Returns what each sink writes to, by its uid; see `SinkChange.kind`."""
+    return {sink.uid: kind_of_sink(sink.sink) for chain in _chains_of(graph) for sink in chain.sinks}
+
+
+def _chains_of(graph: JobExplanation) -> list[ChainExplanation]:
+    return [chain for level in graph.levels for chain in level.chains]
 
 
 @dataclass(frozen=True)
@@ -212,6 +237,7 @@ class _RecordedFacts:
     checked: CheckedTarget
     options: RestoreOptions
     known: KnownHistory
+    kinds: Mapping[str, str]
 
     def plan_sinks(self, mode: SinkMode) -> list[SinkChange]:
         published = self.checked.head.entry.published
@@ -227,6 +253,7 @@ class _RecordedFacts:
         rows = 0 if mode is SinkMode.KEEP or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(
             uid=uid,
+            kind=self.kinds[uid],
             mode=mode,
             table_id=known.table_id,
             table=None,
@@ -246,9 +273,15 @@ class _RecordedFacts:
         return known.checkpoint_id <= upto and not is_pending and entry.rewind is None
 
     def count_replay(self) -> Replay | None:
+        return self.replay
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """What the job has done since the target; None if records are missing."""
         head, root = self.checked.head, self.checked.root
         retained = {ref.id for ref in root.checkpoints.restorable(head)}
-        return count_replay(head, retained, self.checked.target.checkpoint_id, self.known.checkpoints)
+        records = (*self.known.checkpoints, *self.known.actions)
+        return count_replay(head, retained, self.checked.target.checkpoint_id, records)
 
     def find_saved(self, dropped: list[int]) -> list[SavedCheckpoint]:
         return self.known.savepoints_of(dropped, self.checked.root.storage.uri)

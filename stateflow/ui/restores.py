@@ -37,7 +37,11 @@ from stateflow.ui.runs import history_of
 from stateflow.ui.snapshots import Snapshot
 
 _PLAN = (
-    Parameter("target", TEXT, "as the recovery DAG takes it: latest, an id, a name or path, or before:…"),
+    Parameter(
+        "target",
+        TEXT,
+        "as the recovery DAG takes it: latest, an id, a name or path, or before:… (a time without an offset is in UTC)",
+    ),
     Parameter("sinks", {"enum": ["restore", "keep"], "default": "restore"}, "whether tables are restored"),
     Parameter("keep_tables", TEXT, "uids of sinks whose tables stay, with commas"),
     Parameter("drop", TEXT, "uids of operators whose state is dropped, with commas"),
@@ -57,6 +61,8 @@ class RestorePlanPage:
             sources tell are null.
         cautions: what to read before it is executed, the most severe first.
         replay: what happens to input and output since the target, in a few sentences; empty without a plan.
+        replay_ms: about how long the next run takes to read the input since the target again: as long as the
+            checkpoints since then took. None if that is not known.
         checks: the conditions of the restore.
         expected_plan: the parameter of the recovery DAG with which the plan that is made with the job file is compared
             with this one; empty without a plan.
@@ -68,6 +74,7 @@ class RestorePlanPage:
     plan: RestorePlan | None
     cautions: tuple[Caution, ...]
     replay: OptionalText
+    replay_ms: float | None
     checks: tuple[PlanCheck, ...]
     expected_plan: OptionalText
     graph_known: bool
@@ -84,6 +91,7 @@ def restore_plan_page(reading: Reading[Snapshot], preview: Reading[RestorePrevie
         plan=plan,
         cautions=tuple(cautions(plan)) if plan else (),
         replay=describe_replay(plan) if plan else "",
+        replay_ms=found.replay_ms,
         checks=found.checks,
         expected_plan=expected_plan_of(plan) if plan else "",
         graph_known=plan is not None,
@@ -119,7 +127,7 @@ def _opens(job: CatalogJob) -> bool:
 
 def _version_of_plan(preview: RestorePreview) -> str:
     plan = preview.plan
-    return repr((msgspec.structs.replace(plan, made_at="") if plan else None, preview.checks))
+    return repr((msgspec.structs.replace(plan, made_at="") if plan else None, preview.checks, preview.replay_ms))
 
 
 RESTORE_ENDPOINTS = (

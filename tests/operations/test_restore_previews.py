@@ -212,6 +212,65 @@ def test_versions_are_not_guessed_after_a_restore(job: Job) -> None:
     check_same(job.plan(first), plan_restore(job, job.build(), target=str(first)))
 
 
+def written(plan: RestorePlan) -> dict[str, int | None]:
+    return {sink.uid: sink.rows_written_since for sink in plan.sinks}
+
+
+def test_the_rows_written_since_are_those_that_a_restore_removes_from_a_table_that_only_grows(job: Job) -> None:
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    job.save("early")
+    second = job.grow(8)
+    job.grow(3, sinks="out new")
+    for target in (first, "early", second, "latest"):
+        plan = job.plan(target)
+        real = plan_restore(job, job.build(sinks="out new"), target=str(target))
+        assert written(plan) == written(real) == {s.uid: s.rows_removed for s in real.sinks}, target
+    # A sink that the target does not have: all of its rows.
+    assert written(job.plan(first)) == {"out": 15, "new": 3}
+    assert written(job.plan("latest")) == {"out": 0, "new": 0}
+    # What is kept is what is written a second time.
+    assert written(job.plan(first, keep_tables=frozenset({"new"}))) == {"out": 15, "new": 3}
+
+
+def test_rows_that_a_restore_has_removed_do_not_count(job: Job) -> None:
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    job.grow(8)
+    job.save("undone")
+    job.go_back(first)
+    assert written(job.plan("latest")) == {"out": 0}
+    job.grow(3)
+    again = job.number - 4
+    for target in (first, "undone"):
+        plan, real = job.plan(target), plan_restore(job, job.build(), target=str(target))
+        (sink,) = real.sinks
+        assert written(plan) == written(real) == {"out": sink.rows_removed} == {"out": again}, target
+    assert (plan.undone, plan.rows_again, sink.rows_returned) == (True, None, 12)
+    assert job.preview("undone").replay_ms is None
+
+
+def test_rows_that_a_restore_has_kept_make_the_number_unknown(job: Job) -> None:
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    job.grow(8)
+    plan = plan_restore(job, job.build(), target=str(first), keep_tables=frozenset({"out"}))
+    execute_plan(prepared_job(job, job.build()), plan, RestoreRequest(f"keep-{plan.digest[:8]}"))
+    after = job.grow(3)
+    assert written(job.plan(first)) == {"out": None}
+    job.grow(2)
+    assert written(job.plan(after)) == {"out": 2}
+
+
+def test_the_time_to_read_the_input_again_is_that_of_the_checkpoints_since_the_target(job: Job) -> None:
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    took = [r.duration_ms for r in job.known.checkpoints if r.checkpoint_id > first]
+    assert job.preview(first).replay_ms == pytest.approx(sum(took))
+    assert job.preview("latest").replay_ms == 0
+    assert job.preview(first, sources=["rows=earliest"]).replay_ms is None
+    # Without the record of a checkpoint, neither is known.
+    less = KnownHistory(job.known.checkpoints[:-1], job.known.actions)
+    found = preview_restore(job.root, PreviewRequest(str(first)), less)
+    assert found.plan is not None and (found.replay_ms, written(found.plan)) == (None, {"out": None})
+
+
 def test_the_checks_tell_what_is_known(job: Job) -> None:
     def checks() -> dict[str, bool | None]:
         return {check.name: check.ok for check in job.preview().checks}

@@ -838,7 +838,10 @@ def test_a_plan_of_a_restore_has_cautions_checks_and_what_a_later_plan_is_compar
     shown = page["plan"]
     assert (shown["target_checkpoint_id"], shown["rows_again"]) == (first, plan.rows_again)
     assert [s["uid"] for s in shown["states"]] == ["sum"] and shown["job_file"] is None
-    assert [c["about"] for c in page["cautions"]] == ["table of out", ""]
+    assert [c["about"] for c in page["cautions"]] == ["sink out", ""]
+    since = [record for record in _records(planned) if record.checkpoint_id > first]
+    assert [s["rows_written_since"] for s in shown["sinks"]] == [sum(r.rows_out["out"] for r in since)]
+    assert page["replay_ms"] == pytest.approx(sum(r.duration_ms for r in since))
     assert {c["name"]: c["ok"] for c in page["checks"]} == dict.fromkeys(
         ("no-run", "no-restore", "newest-checkpoint", "graph", "target-files"), True
     )

@@ -9,15 +9,23 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
-from stateflow.checkpoint.history import read_pending_records, read_records
-from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
-from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, Manifest, OperatorState, SinkMode
+from stateflow.checkpoint.history import read_history, read_pending_records
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor, lineage_of, lineage_ranges
+from stateflow.checkpoint.log.documents import (
+    COMPLETED,
+    ActionRecord,
+    CheckpointRecord,
+    Manifest,
+    OperatorState,
+    Record,
+    SinkMode,
+)
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.graph_map import DroppedState, GraphAssignment, StateMove
@@ -135,8 +143,8 @@ def describe_moves(graph: GraphPlan) -> list[str]:
 _FIRST = 3
 """Number of commits by other writers that a caution lists; the plan itself contains all."""
 _SINK_REMOVED = (
-    "the job does not have this sink, so its table keeps the rows since the target; a version of the job with the "
-    "sink would write those rows a second time"
+    "the job does not have this sink, so its rows since the target stay; a version of the job with the sink would "
+    "write them a second time"
 )
 _NOT_HELD = "it no longer has all input since the target: the missing rows cannot be read again"
 _UNREAD = (
@@ -195,10 +203,26 @@ class SourceChange(Document, frozen=True, kw_only=True):
     """Its uid in the target if that differs."""
 
 
+UNKNOWN_KIND = "sink"
+_KINDS = {
+    **dict.fromkeys(("DeltaSink", "IcebergSink", "PostgresSink"), "table"),
+    "KafkaSink": "topic",
+    "FileSink": "files",
+    "PrintSink": "standard output",
+}
+
+
+def kind_of_sink(name: str) -> str:
+    """Returns what a sink writes to, by the name of its class."""
+    return _KINDS.get(name, UNKNOWN_KIND)
+
+
 class SinkChange(Document, frozen=True, kw_only=True):
     """The current and the restored version of one sink's table."""
 
     uid: str
+    kind: str = UNKNOWN_KIND
+    """What it writes to: ``table``, ``topic``, ``files`` or ``standard output``; ``sink`` if that is not known."""
     mode: SinkMode
     table_id: str
     table: str | None
@@ -211,6 +235,10 @@ class SinkChange(Document, frozen=True, kw_only=True):
     """Whether the table was read. Otherwise, the versions are those of the log, and other writers are not known."""
     rows_removed: int | None = 0
     rows_returned: int | None = 0
+    rows_written_since: int | None = None
+    """Rows that the sink has written with the checkpoints since the target: the rows that a restore removes, if it only
+    appends, and at most so many otherwise. Of a target that a restore has undone, those since both histories parted.
+    None if records are missing, or if a restore since then has kept rows of checkpoints that it has undone."""
     others: tuple[str, ...] = ()
     """Commits by other writers that would be undone as well."""
 
@@ -455,7 +483,7 @@ class Caution:
     """A warning that a user should read before a plan is executed.
 
     Attributes:
-        about: the table, source or state concerned; empty for the whole plan.
+        about: the sink, source or state concerned; empty for the whole plan.
         text: the warning.
     """
 
@@ -465,10 +493,10 @@ class Caution:
 
 def cautions(plan: RestorePlan) -> list[Caution]:
     """Returns the cautions of a plan, the most severe first."""
-    found = [Caution(f"table of {s.uid}", _other_commits(s.others)) for s in plan.sinks if s.others]
-    found += [Caution(f"table of {left.uid}", _removed_sink(left, plan)) for left in plan.left]
-    unread = [s.uid for s in plan.sinks if not s.read and s.mode is SinkMode.RESTORE]
-    found += [Caution(f"table of {', '.join(unread)}", _UNREAD)] if unread else []
+    found = [Caution(_name_of(s), _other_commits(s.others)) for s in plan.sinks if s.others]
+    found += [Caution(f"sink {left.uid}", _removed_sink(left, plan)) for left in plan.left]
+    unread = [s for s in plan.sinks if not s.read and s.mode is SinkMode.RESTORE and s.rows_removed != 0]
+    found += [Caution(", ".join(map(_name_of, unread)), _UNREAD)] if unread else []
     found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.available is False]
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:
@@ -490,17 +518,23 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     return found + _lost_checkpoints(plan)
 
 
+def _name_of(sink: SinkChange) -> str:
+    return f"sink {sink.uid}" if sink.kind == UNKNOWN_KIND else f"{sink.kind} of {sink.uid}"
+
+
 def _kept_tables(plan: RestorePlan) -> list[Caution]:
-    """Returns the cautions about tables that keep their content: one for all tables, or one for each."""
-    kept = [s.uid for s in plan.sinks if s.mode is SinkMode.KEEP]
+    """Returns the cautions about sinks that keep their content: one for all of them, or one for each."""
+    kept = [s for s in plan.sinks if s.mode is SinkMode.KEEP]
     follow = ""
     if plan.checkpoints_after:
         follow = f"; it has that of {_counted(plan.checkpoints_after, 'checkpoint')} after the target"
     if not kept:
         return []
     if len(kept) == len(plan.sinks):
-        return [Caution("", f"tables are kept: {_WRITTEN_AGAIN.format('them')}{follow.replace('it has', 'they have')}")]
-    return [Caution(f"table of {uid}", f"kept: {_WRITTEN_AGAIN.format('it')}{follow}") for uid in kept]
+        what = "tables" if all(s.kind == "table" for s in kept) else "sinks"
+        text = f"{what} keep their content: {_WRITTEN_AGAIN.format('them')}{follow.replace('it has', 'they have')}"
+        return [Caution("", text)]
+    return [Caution(_name_of(s), f"kept: {_WRITTEN_AGAIN.format('it')}{follow}") for s in kept]
 
 
 def _source_cautions(plan: RestorePlan) -> list[Caution]:
@@ -518,7 +552,7 @@ def _source_cautions(plan: RestorePlan) -> list[Caution]:
 
 
 def _removed_sink(left: SinkLeft, plan: RestorePlan) -> str:
-    """Returns the caution for a table whose sink the job does not have."""
+    """Returns the caution for output whose sink the job does not have."""
     sharing = [s.uid for s in plan.sinks if left.table_id and s.table_id == left.table_id]
     if not sharing:
         return _SINK_REMOVED
@@ -533,14 +567,15 @@ def describe_replay(plan: RestorePlan) -> str:
     if plan.undone:
         return _describe_undone(plan)
     files = [c.files for c in plan.sources if c.files is not None]
-    rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
+    rows = "an unknown number of rows" if plan.rows_again is None else _counted(plan.rows_again, "row")
     read = f"{rows} in {_counted(sum(files), 'file')}" if files else rows
     again = f"The next run reads the input since the target again: {read}."
+    if plan.checkpoints_after == 0:
+        again = "No checkpoint follows the target, so that the next run reads no input again."
     if any(c.action is SourceAction.RESET for c in plan.sources):
         again += " Sources whose position is set read from there instead."
-    restored, kept = (
-        ", ".join(s.uid for s in plan.sinks if s.mode is mode) for mode in (SinkMode.RESTORE, SinkMode.KEEP)
-    )
+    kept = ", ".join(s.uid for s in plan.sinks if _stays(s))
+    restored = ", ".join(s.uid for s in plan.sinks if not _stays(s) and s.rows_removed != 0)
     if not restored:
         return again
     to = f" to {restored}" if kept else ""
@@ -558,6 +593,11 @@ def describe_replay(plan: RestorePlan) -> str:
     return f"{text} Rows that were written to {kept} after the target stay." if kept else text
 
 
+def _stays(sink: SinkChange) -> bool:
+    """Returns whether a restore removes no rows of a sink: printed rows cannot be removed."""
+    return sink.mode is SinkMode.KEEP or sink.kind == _KINDS["PrintSink"]
+
+
 def _describe_undone(plan: RestorePlan) -> str:
     """Returns what happens to input and output for a target that does not precede the current state.
 
@@ -567,10 +607,10 @@ def _describe_undone(plan: RestorePlan) -> str:
         "An earlier restore has undone this target: the current state does not descend from it. The next run reads the "
         "input after the target's positions, which may be before or after the current ones."
     )
-    restored = ", ".join(s.uid for s in plan.sinks if s.mode is SinkMode.RESTORE)
+    restored = ", ".join(s.uid for s in plan.sinks if not _stays(s))
     if restored:
         text += f" {restored}: the rows of the current state are removed, and the rows of the target return."
-    kept = ", ".join(s.uid for s in plan.sinks if s.mode is SinkMode.KEEP)
+    kept = ", ".join(s.uid for s in plan.sinks if _stays(s))
     return f"{text} Rows that were written to {kept} stay." if kept else text
 
 
@@ -640,19 +680,32 @@ def is_outdated(plan: RestorePlan, head: Head) -> bool:
 
 @dataclass(frozen=True)
 class Replay:
-    """The work that runs after a restore repeat.
+    """What the job has done since a target, or since its history and that of an undone target parted.
 
     Attributes:
-        rows: number of rows that the job has read since the target.
-        checkpoints: number of checkpoints that it has completed since the target.
+        rows: number of rows that the job has read.
+        checkpoints: number of checkpoints that it has completed.
+        duration_ms: how long these checkpoints took, with their batches.
+        rows_out: rows of each sink, by uid.
+        kept: uids of the sinks whose tables may have rows of other checkpoints, because a restore has kept them.
+        is_again: whether the next run reads these rows again: they are the input after the target. Otherwise, a restore
+            has undone the target.
     """
 
     rows: int
     checkpoints: int
+    duration_ms: float = 0.0
+    rows_out: Mapping[str, int] = field(default_factory=dict)
+    kept: Set[str] | None = frozenset()
+    is_again: bool = True
+
+    def rows_written(self, uid: str) -> int | None:
+        """Returns the rows that a sink has written since; None if its table may have rows of other checkpoints."""
+        return None if self.kept is None or uid in self.kept else self.rows_out.get(uid, 0)
 
 
 def replay_since(root: JobRoot, head: Head, checkpoint_id: int) -> Replay | None:
-    """Returns what the job has done since a checkpoint; None when records are missing, or a restore has undone it.
+    """Returns what the job has done since a checkpoint; None when records are missing.
 
     Args:
         root: the job root.
@@ -660,35 +713,71 @@ def replay_since(root: JobRoot, head: Head, checkpoint_id: int) -> Replay | None
         checkpoint_id: id of the checkpoint.
     """
     retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return count_replay(
-        head, retained, checkpoint_id, read_records(root.storage, pending=read_pending_records(root, head))
-    )
+    return count_replay(head, retained, checkpoint_id, read_history(root.storage, read_pending_records(root, head)))
 
 
-def count_replay(
-    head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]
-) -> Replay | None:
-    """Returns the rows and checkpoints in records after a checkpoint. Pure.
+def count_replay(head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[Record]) -> Replay | None:
+    """Returns what the records say that the job has done since a checkpoint; None when records are missing. Pure.
 
-    Returns None when records are missing, or when a restore has undone the checkpoint: what the current state has read
-    is then not the input after that checkpoint.
+    Follows the current state back, from each checkpoint to the one that it continued from. So neither aborted nor
+    undone checkpoints count, and no missing record is overlooked.
 
     Args:
         head: the newest entry.
         retained: ids of the checkpoints that the job can continue from.
         checkpoint_id: id of the checkpoint.
-        records: records of checkpoints, in any order.
+        records: the history, in any order.
     """
-    if not is_ancestor(head, checkpoint_id, retained):
+    history = list(records)
+    is_again = is_ancestor(head, checkpoint_id, retained)
+    since = checkpoint_id if is_again else _parting(head, checkpoint_id)
+    known = {r.checkpoint_id: r for r in history if isinstance(r, CheckpointRecord) and r.status == COMPLETED}
+    bases = {step.seq: step.base for step in head.entry.ancestry.restores}
+    ours: list[CheckpointRecord] = []
+    at = head.checkpoint_id
+    while at > since:
+        if at in known:
+            ours.append(known[at])
+        before = known[at].base_checkpoint_id if at in known else bases.get(at)
+        # A base that is not older would never end.
+        if before is None or before >= at:
+            return None
+        at = before
+    if at != since:
         return None
-    known = {r.checkpoint_id: r.rows_in for r in records if r.status == COMPLETED}
-    restores = {r.seq for r in head.entry.ancestry.restores}
-    needed = {number for number in retained if number > checkpoint_id} - restores
-    is_trimmed = all(number > checkpoint_id for number in known) and checkpoint_id > 0
-    if is_trimmed or not needed <= known.keys():
-        return None
-    ours = [known[n] for n in known if n > checkpoint_id and is_ancestor(head, n, retained)]
-    return Replay(sum(ours), len(ours))
+    rows_out: dict[str, int] = {}
+    for uid, rows in ((uid, rows) for record in ours for uid, rows in record.rows_out.items()):
+        rows_out[uid] = rows_out.get(uid, 0) + rows
+    took = sum(record.duration_ms for record in ours)
+    kept = _kept_since(head, since, [r for r in history if isinstance(r, ActionRecord)])
+    return Replay(sum(r.rows_in for r in ours), len(ours), took, rows_out, kept, is_again)
+
+
+def _parting(head: Head, checkpoint_id: int) -> int:
+    """Returns the newest checkpoint that the current state and an undone checkpoint both descend from; 0 for none."""
+    ours = lineage_of(head)
+    theirs = lineage_ranges({step.seq: step.base for step in head.entry.ancestry.restores}, checkpoint_id)
+    # The last number of a range is that of a checkpoint: the base of a restore, or the newest one.
+    shared = (min(a[-1], b[-1]) for a in ours for b in theirs if a and b and max(a[0], b[0]) <= min(a[-1], b[-1]))
+    return max(shared, default=0)
+
+
+def _kept_since(head: Head, since: int, actions: Sequence[ActionRecord]) -> Set[str] | None:
+    """Returns the sinks whose tables restores after a checkpoint have kept; None if the record of one is missing."""
+    lineage = lineage_of(head)
+    records = {action.seq: action for action in actions if action.kind in ("restore", "rewind")}
+    relocations = {action.seq for action in actions if action.kind == "relocate"}
+    kept: set[str] = set()
+    for step in head.entry.ancestry.restores:
+        if step.seq <= since or not any(step.seq in part for part in lineage):
+            # A later restore has undone it, with what it had kept.
+            continue
+        if step.seq in records:
+            uids = records[step.seq].facts.get("kept_tables")
+            kept |= {uid for uid in uids if isinstance(uid, str)} if isinstance(uids, list) else set()
+        elif step.base not in relocations:
+            return None
+    return kept
 
 
 def is_run_open(head: Head) -> bool:

@@ -36,6 +36,7 @@ from stateflow.checkpoint.restore.plan_document import (
     SourceChange,
     StateChange,
     is_run_open,
+    kind_of_sink,
     replay_since,
     state_changes,
 )
@@ -115,7 +116,7 @@ class PlanFacts(Protocol):
         """Returns the change of each table of the job's sinks, by uid; raises as `plan_sink_changes`."""
 
     def count_replay(self) -> Replay | None:
-        """Returns what the job has done since the target; None if it is not known."""
+        """Returns what the job has done since the target, as `plan_document.count_replay` does."""
 
     def find_saved(self, dropped: list[int]) -> list[SavedCheckpoint]:
         """Returns the savepoints of the checkpoints that a restore drops."""
@@ -151,6 +152,9 @@ def describe_plan(checked: CheckedTarget, target_name: str, options: RestoreOpti
     left = tables_without_sink(checked, mode, options.keep_tables)
     newest, dropped = _newest_manifest(root, head), _dropped_checkpoints(checked)
     replay = None if checked.from_other_job else facts.count_replay()
+    sinks = facts.plan_sinks(mode)
+    if replay is not None:
+        sinks = [msgspec.structs.replace(s, rows_written_since=replay.rows_written(s.uid)) for s in sinks]
     return RestorePlan(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
@@ -175,14 +179,14 @@ def describe_plan(checked: CheckedTarget, target_name: str, options: RestoreOpti
         operators=sorted(graph.key_types),
         states=_state_changes(checked, newest),
         sources=_source_changes(checked, newest),
-        sinks=facts.plan_sinks(mode),
+        sinks=sinks,
         left=left,
         dropped_checkpoint_ids=dropped,
         saved=facts.find_saved(dropped) if dropped else [],
         run_open=is_run_open(head),
         graph=checked.graph.plan,
-        rows_again=replay.rows if replay else None,
-        checkpoints_after=replay.checkpoints if replay else None,
+        rows_again=replay.rows if replay and replay.is_again else None,
+        checkpoints_after=replay.checkpoints if replay and replay.is_again else None,
         made_at=utc_text(root.clock.now()),
     )
 
@@ -570,11 +574,17 @@ def _sink_change(context: RestoreContext, sink: BoundSink, table_id: str, mode: 
     table = sink.open_table()
     if mode is SinkMode.KEEP:
         return SinkChange(
-            uid=sink.uid, mode=mode, table_id=table_id, table=sink.location or None, current_version=table.version
+            uid=sink.uid,
+            kind=kind_of_sink(type(sink.sink).__name__),
+            mode=mode,
+            table_id=table_id,
+            table=sink.location or None,
+            current_version=table.version,
         )
     rewind = context.plan_rewind(sink.uid, table)
     return SinkChange(
         uid=sink.uid,
+        kind=kind_of_sink(type(sink.sink).__name__),
         mode=mode,
         table_id=table_id,
         table=sink.location or None,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
-from stateflow.checkpoint.log.documents import ABORTED, Ancestry, CheckpointRecord, RestoreStep, SinkMode
+from stateflow.checkpoint.log.documents import ABORTED, ActionRecord, Ancestry, CheckpointRecord, RestoreStep, SinkMode
 from stateflow.checkpoint.restore import plan_document
 from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
 from stateflow.checkpoint.restore.plan_document import (
@@ -61,7 +61,9 @@ def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: 
     return SinkChange(uid=uid, mode=mode, table_id="t", table=None, current_version=9, target_version=3, others=others)
 
 
-UNREAD = SinkChange(uid="out", mode=SinkMode.RESTORE, table_id="t", table=None, current_version=None, read=False)
+UNREAD = SinkChange(
+    uid="out", mode=SinkMode.RESTORE, table_id="t", table=None, current_version=None, read=False, rows_removed=None
+)
 SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
 RENAMED = [_changed(SourceAction.REMOVED), _changed(SourceAction.NEW, "n")]
 LEFT = [SinkLeft(uid="gone", table_id=table, checkpoint_id=9) for table in ("t", "u")]
@@ -74,16 +76,16 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
         (_plan(sources=[_source(True), _source(None)], sinks=[_sink()]), []),
         (_plan(sources=[_source(False)]), ["source s"]),
         (_plan(sinks=[_sink(SinkMode.KEEP)]), [""]),
-        (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["table of topic"]),
-        (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["table of out"]),
-        (
-            _plan(sinks=[UNREAD, _sink(SinkMode.KEEP, uid="topic")], sources=[_source(True)]),
-            ["table of out", "table of topic"],
-        ),
+        (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["sink topic"]),
+        (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["sink out"]),
+        (_plan(sinks=[msgspec.structs.replace(_sink(others=("x",)), kind="table")]), ["table of out"]),
+        (_plan(sinks=[UNREAD, _sink(SinkMode.KEEP, uid="topic")], sources=[_source(True)]), ["sink out", "sink topic"]),
+        # The log shows that nothing of it is removed.
+        (_plan(sinks=[msgspec.structs.replace(UNREAD, rows_removed=0)], sources=[_source(True)]), []),
         (_plan(states=STATES), ["state of old"]),
         (_plan(foreign=True, parent_job="other", parent_job_uuid="77"), [""]),
         (_plan(savepoint_path="s3://bucket/kept/mine", claim_mode=ClaimMode.CLAIM), [""]),
-        (_plan(sinks=[_sink()], left=LEFT), ["table of gone"] * 2),
+        (_plan(sinks=[_sink()], left=LEFT), ["sink gone"] * 2),
         (_plan(dropped_checkpoint_ids=[5, 9], saved=SAVED), ["", ""]),
         (_plan(run_open=True, generation=12), [""]),
         (_plan(graph=GraphPlan(dropped=[DroppedState(kind=StateKind.KEYED, uid="a", state="s")])), ["state a.s"]),
@@ -116,34 +118,65 @@ def _head(kept: list[int], restores: dict[int, int] | None = None, **entry: Any)
     """Returns the head of a job that keeps these checkpoints and went back from one entry to another."""
     steps = [RestoreStep(seq=seq, base=base) for seq, base in (restores or {}).items()]
     facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*kept, *(restores or {})]), **entry}
-    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(restores=steps), **facts))
+    log_entry = SimpleNamespace(ancestry=Ancestry(restores=steps), **facts)
+    return SimpleNamespace(entry=log_entry, checkpoint_id=kept[-1], kept=kept)
 
 
-def _rows(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:
-    return record(number, rows_in=rows, status=status)
+def _rows(number: int, base: int, rows: int = 10, out: int = 0, status: str = "completed") -> CheckpointRecord:
+    rows_out = {"out": out} if out else {}
+    return record(number, base_checkpoint_id=base, rows_in=rows, rows_out=rows_out, duration_ms=100, status=status)
 
 
-RECORDS = [_rows(2, 100), _rows(3, 7), _rows(5, 8), _rows(5, 900, ABORTED)]
+def _restored(seq: int, *kept: str, kind: str = "restore") -> ActionRecord:
+    facts: dict[str, object] = {"kept_tables": list(kept)} if kept else {}
+    return ActionRecord(seq=seq, kind=kind, ended_at="now", by="", facts=facts)
+
+
+LINE = [_rows(2, 0, 100, 70), _rows(3, 2, 7, 5), _rows(5, 3, 8, 6), _rows(5, 5, 900, 900, ABORTED)]
+BACK = [_rows(2, 0), _rows(3, 2, 1000, 50), _rows(6, 2, 5, 4), _rows(7, 6, 1, 2)]
+"""A job that went back from checkpoint 3 to 2, by entry 5."""
+SAVED_AGAIN = [_rows(2, 0), _rows(3, 2, 1000, 50), _rows(6, 5, 5, 4)]
+"""The same from a savepoint of checkpoint 2, whose state got the id of the restore."""
 
 
 @pytest.mark.parametrize(
-    ("kept", "after", "records", "restores", "wanted"),
+    ("head", "after", "records", "wanted"),
     [
-        ([2, 3, 5], 2, RECORDS, {}, Replay(15, 2)),
-        ([2, 3, 5], 5, RECORDS, {}, Replay(0, 0)),
-        ([5], 2, RECORDS, {}, Replay(15, 2)),
-        ([2, 6], 2, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, Replay(5, 1)),
-        ([2, 6], 3, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, None),
-        ([2, 3, 5], 2, [_rows(2), _rows(5)], {}, None),
-        ([2, 3, 5], 2, [_rows(3), _rows(5)], {}, None),
-        ([3, 5], 2, [], {}, None),
+        (_head([2, 3, 5]), 2, LINE, Replay(15, 2, 200, {"out": 11})),
+        (_head([2, 3, 5]), 5, LINE, Replay(0, 0)),
+        (_head([5]), 2, LINE, Replay(15, 2, 200, {"out": 11})),
+        (_head([2, 7], {5: 2}), 2, [*BACK, _restored(5)], Replay(6, 2, 200, {"out": 6})),
+        (_head([2, 6], {5: 2}), 5, [*SAVED_AGAIN, _restored(5)], Replay(5, 1, 100, {"out": 4})),
+        (_head([2, 6], {5: 2}), 2, [*SAVED_AGAIN, _restored(5)], Replay(5, 1, 100, {"out": 4})),
+        (_head([2, 7], {5: 2}), 3, [*BACK, _restored(5)], Replay(6, 2, 200, {"out": 6}, is_again=False)),
+        (_head([2], {5: 2}), 2, [*BACK[:2], _restored(5)], Replay(0, 0)),
+        (_head([2, 7], {5: 2}), 2, [*BACK, _restored(5, "out")], Replay(6, 2, 200, {"out": 6}, {"out"})),
+        (_head([2, 7], {5: 2}), 6, [*BACK, _restored(5, "out")], Replay(1, 1, 100, {"out": 2})),
+        (_head([2, 7], {5: 2}), 2, BACK, Replay(6, 2, 200, {"out": 6}, None)),
+        (_head([2, 6], {5: 2}), 2, [*SAVED_AGAIN, _restored(2, kind="relocate")], Replay(5, 1, 100, {"out": 4})),
+        (_head([2, 3, 5]), 2, [LINE[0], LINE[2]], None),
+        (_head([2, 5]), 2, [LINE[0], _rows(5, 4)], None),
+        (_head([3, 5]), 2, [_rows(3, 1), _rows(5, 3)], None),
+        (_head([3, 5]), 2, [], None),
+        (_head([5]), 2, [_rows(5, 5)], None),
     ],
-    ids=["later-ones", "none-later", "not-kept", "undone", "target-undone", "gap", "trimmed", "no-record"],
+    ids=(
+        *("later-ones", "none-later", "not-kept", "went-back", "of-a-restore", "savepoint-restored", "target-undone"),
+        *("just-restored", "kept-then", "kept-before", "unrecorded-restore", "relocated", "gap", "gap-of-one"),
+        *("trimmed", "no-record", "endless"),
+    ),
 )
 def test_what_follows_the_checkpoint_counts_unless_undone_and_a_missing_record_makes_the_count_unknown(
-    kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], wanted: Replay | None
+    head: Any, after: int, records: list[CheckpointRecord | ActionRecord], wanted: Replay | None
 ) -> None:
-    assert plan_document.count_replay(_head(kept, restores), frozenset(kept), after, records) == wanted
+    kept = frozenset(head.kept)
+    assert plan_document.count_replay(head, kept, after, reversed(records)) == wanted
+
+
+def test_rows_of_a_sink_are_unknown_if_a_restore_has_kept_rows_that_it_undid() -> None:
+    replay = Replay(6, 2, 200, {"out": 6, "more": 2}, {"out"})
+    assert [replay.rows_written(uid) for uid in ("out", "more", "new")] == [None, 2, 0]
+    assert Replay(6, 2, 200, {"out": 6}, None).rows_written("out") is None
 
 
 @pytest.mark.parametrize(
@@ -219,9 +252,7 @@ def test_an_expected_plan_is_compared_part_by_part() -> None:
     changed = msgspec.structs.replace(plan, sinks=[msgspec.structs.replace(_sink(), target_version=4)])
     assert differing_parts(changed, expected).keys() == {PlanPart.VERSIONS}
     # A plan that does not know the versions says nothing about them.
-    unread = msgspec.structs.replace(plan, sinks=[UNREAD])
-    unknown = msgspec.structs.replace(unread.sinks[0], rows_removed=None)
-    assert differing_parts(changed, expected_plan_of(msgspec.structs.replace(plan, sinks=[unknown]))) == {}
+    assert differing_parts(changed, expected_plan_of(msgspec.structs.replace(plan, sinks=[UNREAD]))) == {}
     for wrong in ("x", "target=1", f"{expected},", f"other={'0' * 12}", f"{expected} "):
         with pytest.raises(ConfigError):
             differing_parts(plan, wrong)
