@@ -21,6 +21,7 @@ from stateflow.checkpoint.restore.plan_document import (
     describe_graph,
     describe_replay,
     describe_target,
+    rows_removed_text,
 )
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import (
@@ -89,7 +90,8 @@ RestoreOutput = RestorePlan | operations.RestoreReport
     "--plan",
     "target",
     metavar="TARGET",
-    help="latest, a checkpoint's id, a savepoint's name or path, before:TIME or before:SOURCE=OFFSET.",
+    help="latest, a checkpoint's id, a savepoint's name or path, before:TIME (in UTC, or with an offset) or "
+    "before:SOURCE=OFFSET.",
 )
 @click.option(
     "--execute",
@@ -297,7 +299,7 @@ def _sink_table(plan: RestorePlan) -> Table:
             if t.target_version is not None
             else "unchanged"
         )
-        add_row(table, t.uid, f"version {t.current_version}", then, _count(t.rows_removed), _count(t.rows_returned))
+        add_row(table, t.uid, f"version {t.current_version}", then, rows_removed_text(t), _count(t.rows_returned))
     return table
 
 

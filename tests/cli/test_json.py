@@ -90,7 +90,7 @@ COUNTS = {
     "aborted", "added", "attempts", "batches", "changed", "checkpoints", "checkpoints_after", "entries", "failures",
     "files", "keys", "late_rows_dropped", "new_keys", "old_keys", "pairs", "removed", "restarts", "rows", "rows_again",
     "rows_in", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "state_entries", "rows_out",
-    "storage_requests", "rows_removed", "rows_returned", "states", "subtasks", "tasks",
+    "storage_requests", "rows_removed", "rows_returned", "rows_written_since", "states", "subtasks", "tasks",
 }  # fmt: skip
 """Numbers of things, named by them; also with a word before, such as `new_files`."""
 PLAIN = {

@@ -103,6 +103,8 @@ def _source(change: SourceChange) -> tuple[str, ...]:
 
 
 def _sink(change: SinkChange) -> tuple[str, ...]:
+    from stateflow.checkpoint.restore.plan_document import rows_removed_text
+
     if change.mode == "keep":
         return (
             escape(change.uid),
@@ -118,7 +120,7 @@ def _sink(change: SinkChange) -> tuple[str, ...]:
         escape(change.table or ""),
         f"version {change.current_version}",
         then,
-        _count(change.rows_removed),
+        rows_removed_text(change),
         _count(change.rows_returned),
     )
 

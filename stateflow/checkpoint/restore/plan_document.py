@@ -243,6 +243,13 @@ class SinkChange(Document, frozen=True, kw_only=True):
     """Commits by other writers that would be undone as well."""
 
 
+def rows_removed_text(sink: SinkChange) -> str:
+    """Returns how many rows a restore removes from a sink: exactly, at most, or that it is not known."""
+    if sink.rows_removed is not None:
+        return f"{sink.rows_removed:,}"
+    return "unknown" if sink.rows_written_since is None else f"at most {sink.rows_written_since:,}"
+
+
 class SinkLeft(Document, frozen=True, kw_only=True):
     """A table with output after the target whose sink the job does not have; it stays unchanged."""
 
