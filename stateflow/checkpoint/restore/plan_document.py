@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -694,7 +695,8 @@ class Replay:
         checkpoints: number of checkpoints that it has completed.
         duration_ms: how long these checkpoints took, with their batches.
         rows_out: rows of each sink, by uid.
-        kept: uids of the sinks whose tables may have rows of other checkpoints, because a restore has kept them.
+        kept: uids of the sinks whose tables may have rows of other checkpoints, because a restore has kept them; None
+            if that is not known.
         is_again: whether the next run reads these rows again: they are the input after the target. Otherwise, a restore
             has undone the target.
     """
@@ -738,26 +740,31 @@ def count_replay(head: Head, retained: Set[int], checkpoint_id: int, records: It
     history = list(records)
     is_again = is_ancestor(head, checkpoint_id, retained)
     since = checkpoint_id if is_again else _parting(head, checkpoint_id)
-    known = {r.checkpoint_id: r for r in history if isinstance(r, CheckpointRecord) and r.status == COMPLETED}
+    ours = _records_since(head, since, [r for r in history if isinstance(r, CheckpointRecord)])
+    if ours is None:
+        return None
+    rows_out: Counter[str] = Counter()
+    for record in ours:
+        rows_out.update(record.rows_out)
+    took = sum(record.duration_ms for record in ours)
+    kept = _kept_since(head, since, [r for r in history if isinstance(r, ActionRecord)])
+    return Replay(sum(r.rows_in for r in ours), len(ours), took, dict(rows_out), kept, is_again)
+
+
+def _records_since(head: Head, since: int, records: Sequence[CheckpointRecord]) -> list[CheckpointRecord] | None:
+    """Returns the records of the checkpoints after one, newest first; None if one is missing."""
+    known = {record.checkpoint_id: record for record in records if record.status == COMPLETED}
     bases = {step.seq: step.base for step in head.entry.ancestry.restores}
-    ours: list[CheckpointRecord] = []
-    at = head.checkpoint_id
+    found, at = [], head.checkpoint_id
     while at > since:
         if at in known:
-            ours.append(known[at])
+            found.append(known[at])
         before = known[at].base_checkpoint_id if at in known else bases.get(at)
         # A base that is not older would never end.
         if before is None or before >= at:
             return None
         at = before
-    if at != since:
-        return None
-    rows_out: dict[str, int] = {}
-    for uid, rows in ((uid, rows) for record in ours for uid, rows in record.rows_out.items()):
-        rows_out[uid] = rows_out.get(uid, 0) + rows
-    took = sum(record.duration_ms for record in ours)
-    kept = _kept_since(head, since, [r for r in history if isinstance(r, ActionRecord)])
-    return Replay(sum(r.rows_in for r in ours), len(ours), took, rows_out, kept, is_again)
+    return found if at == since else None
 
 
 def _parting(head: Head, checkpoint_id: int) -> int:
