@@ -1,6 +1,7 @@
 import { expect, it } from "vitest";
+import type { RestorePlan } from "./api";
 import { answerUntil, outdatedBecause, refusals } from "./approval";
-import { lossNumbers, lossSentences } from "./losses";
+import { changesNothing, lossNumbers, lossSentences, rowsRemoved, rowsText, unknownLosses } from "./losses";
 import { waitingText } from "./parts/Waiting";
 import { filesRead, plannedTables, restoredTables, stepsOf, undoTarget } from "./recovery";
 import { CURRENT, dagRun, described, family, plan, question, runSummary, savepoint, state, task } from "./test-pages";
@@ -84,22 +85,87 @@ it("counts what is lost", () => {
   expect(texts).not.toContain("1,234");
 });
 
-it("says that removed rows are lost if their input is gone, or nobody knows", () => {
-  const [source] = plan.sources;
-  if (source === undefined) throw new Error("the plan has no source");
-  for (const available of [false, null]) {
-    const worse = { ...plan, sources: [{ ...source, available }] };
-    expect(lossNumbers(worse)[0].isLoss).toBe(true);
-    expect(lossSentences(worse).join(" ")).toContain("1,234 rows");
-  }
-  const [sink] = plan.sinks;
-  if (sink === undefined) throw new Error("the plan has no sink");
-  expect(lossNumbers({ ...plan, sinks: [{ ...sink, rows_removed: null }] })[0].value).toBe("not known");
-  // A plan without the job file has not read tables: none is not zero.
-  const unread = lossNumbers({ ...plan, sinks: [{ ...sink, read: false, rows_removed: null, others: [] }] });
-  expect(unread[2]).toMatchObject({ value: "not known", isLoss: true });
+it("says that removed rows are lost only if their input is known to be gone", () => {
+  const { source } = parts();
+  const missing = { ...plan, sources: [{ ...source, available: false }] };
+  expect(lossNumbers(missing)[0].isLoss).toBe(true);
+  expect(lossSentences(missing).join(" ")).toContain("1,234 rows of tables are removed");
+  expect(unknownLosses(missing)).toEqual([]);
+  const unknown = { ...plan, sources: [{ ...source, available: null }] };
+  expect(lossNumbers(unknown)[0].isLoss).toBe(false);
+  expect(lossSentences(unknown).join(" ")).not.toContain("1,234");
+  expect(unknownLosses(unknown)).toEqual(["1,234 rows are removed from tables: it is not known whether all are written again."]);
+});
+
+it("says what is not known, and neither counts it as a loss nor as nothing", () => {
+  const { sink, source } = parts();
+  // As the plan without the job file has it.
+  const unread = { ...plan, dropped_checkpoint_ids: [], sources: [{ ...source, available: null }], sinks: [{ ...sink, read: false, rows_removed: null, rows_returned: null, others: [] }] };
+  const [rows, , commits] = lossNumbers(unread);
+  expect([rows.value, rows.isLoss, commits.value, commits.isLoss]).toEqual(["at most 1,300", false, "not known", false]);
+  expect(lossSentences(unread)).toEqual([]);
+  expect(unknownLosses(unread).length).toBe(2);
+  expect(unknownLosses(unread)[0]).toContain("At most 1,300 rows are removed");
+  const without = { ...unread, sinks: unread.sinks.map((each) => ({ ...each, rows_written_since: null })) };
+  expect(lossNumbers(without)[0]).toMatchObject({ value: "not known", isLoss: false });
+  expect(unknownLosses(without)[0]).toContain("not known how many rows");
+  // Nothing was written, so that nothing is removed.
+  const none = { ...unread, sinks: unread.sinks.map((each) => ({ ...each, rows_written_since: 0 })) };
+  expect(lossNumbers(none)[0]).toMatchObject({ value: "0", note: "tables keep all rows" });
   expect(lossNumbers({ ...plan, sinks: [{ ...sink, read: false, rows_removed: 0, others: [] }] })[2].value).toBe("0");
 });
+
+it("adds the bounds of tables that do not tell to the rows of those that do", () => {
+  const { sink } = parts();
+  const two = { ...plan, sinks: [sink, { ...sink, uid: "more", rows_removed: null, rows_written_since: 6 }] };
+  expect([rowsRemoved(two), rowsText(rowsRemoved(two))]).toEqual([{ exact: null, most: 1240 }, "at most 1,240 rows"]);
+  // A table that is kept, and printed rows, lose nothing.
+  const kept = { ...plan, sinks: [sink, { ...sink, mode: "keep" as const, rows_removed: 0, rows_written_since: 9 }, { ...sink, kind: "standard output", rows_removed: null }] };
+  expect(rowsText(rowsRemoved(kept))).toBe("1,234 rows");
+});
+
+it("counts the checkpoints that savepoints keep, each once", () => {
+  const saved = [12, 12, 11].map((id, number) => ({ checkpoint_id: id, savepoint: `s${number}` }));
+  expect(lossNumbers({ ...plan, dropped_checkpoint_ids: [10, 11, 12], saved })[1]).toMatchObject({ value: "1", note: "2 more are kept by savepoints" });
+  expect(lossNumbers(plan)[1].note).toBe("1 more is kept by savepoints");
+});
+
+it("calls a sink a table only if it is one", () => {
+  const { sink } = parts();
+  const printed = { ...plan, sinks: [sink, { ...sink, kind: "topic" }] };
+  expect([lossNumbers(plan)[0].label, lossNumbers(printed)[0].label]).toEqual(["rows are removed from tables", "rows are removed from sinks"]);
+  expect(lossSentences(printed).join(" ")).toContain("2 commits of other writers to topic of out are undone");
+});
+
+it("knows a plan to the present point", () => {
+  const { sink, source } = parts();
+  const here: RestorePlan = {
+    ...plan,
+    target_checkpoint_id: plan.checkpoint_id,
+    dropped_checkpoint_ids: [],
+    states: plan.states.slice(0, 1),
+    sources: [{ ...source, target_offset: source.current_offset, available: null }],
+    sinks: [{ ...sink, read: false, rows_removed: 0, others: [] }],
+  };
+  expect(changesNothing(here)).toBe(true);
+  expect([lossSentences(here), unknownLosses(here)]).toEqual([[], []]);
+  const others: Partial<RestorePlan>[] = [
+    { target_checkpoint_id: 10 },
+    { undone: true },
+    { claim_mode: "claim" },
+    { sources: plan.sources },
+    { states: plan.states },
+    { sinks: [{ ...sink, read: false, rows_removed: null, others: [] }] },
+    { left: [{ uid: "gone", table_id: "t", checkpoint_id: 9 }] },
+  ];
+  expect(others.map((other) => changesNothing({ ...here, ...other }))).toEqual(others.map(() => false));
+});
+
+function parts() {
+  const [[sink], [source]] = [plan.sinks, plan.sources];
+  if (sink === undefined || source === undefined) throw new Error("the plan has no sink or no source");
+  return { sink, source };
+}
 
 it("has the steps of a recovery in order, whatever the order of tasks", () => {
   const tasks = [task("restore", "running"), task("plan", "success"), task("approve", "success")];
@@ -137,7 +203,7 @@ it("counts the tables that a restore has restored", () => {
   expect(restoredTables(restoring)).toEqual({ done: 1, all: 2 });
   const [sink] = plan.sinks;
   if (sink === undefined) throw new Error("the plan has no sink");
-  expect(plannedTables({ ...plan, sinks: [sink, { ...sink, uid: "kept", mode: "keep" }, { ...sink, uid: "same", target_version: null }] })).toBe(1);
+  expect(plannedTables({ ...plan, sinks: [sink, { ...sink, uid: "kept", mode: "keep" }, { ...sink, uid: "same", target_version: null }] }).map(({ uid }) => uid)).toEqual(["out"]);
 });
 
 const backlog = { measured_at: null, rows: null, files: null, size_bytes: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources: [] };

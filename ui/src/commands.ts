@@ -14,9 +14,12 @@ function option(name: string, values: readonly string[]): string[] {
   return values.flatMap((value) => [name, value]);
 }
 
-/** The commands that write the plan of a restore and execute it. JOB.py stands for the job file. */
-export function restoreCommands(jobRoot: string, options: RestoreOptions, reason: string): [string, string] {
-  const restore = ["restore", "JOB.py", "--job-root", jobRoot];
+/** Stands for the path of the job file in a command. */
+export const JOB_FILE = "JOB.py";
+
+/** The commands that write the plan of a restore and execute it. */
+export function restoreCommands(jobRoot: string, options: RestoreOptions, reason: string, jobFile: string): [string, string] {
+  const restore = ["restore", jobFile, "--job-root", jobRoot];
   const plan = [
     ...option("--plan", [options.target]),
     ...option("--sinks", options.sinks === "keep" ? ["keep"] : []),
@@ -31,8 +34,8 @@ export function restoreCommands(jobRoot: string, options: RestoreOptions, reason
   return [command(...restore, ...plan), command(...restore, "--execute", "plan.json", ...option("--reason", reason.trim() === "" ? [] : [reason]))];
 }
 
-export function runCommand(jobRoot: string): string {
-  return command("run", "JOB.py", "--job-root", jobRoot);
+export function runCommand(jobRoot: string, jobFile = JOB_FILE): string {
+  return command("run", jobFile, "--job-root", jobRoot);
 }
 
 /** The command that takes a savepoint; with `stops`, at the end of the run, which it ends. */

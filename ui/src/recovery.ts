@@ -1,6 +1,6 @@
 // The steps of a recovery, from the task instances of its DAG run.
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { Backlog, PendingRestore, RestorePlan } from "./api";
+import type { Backlog, PendingRestore, RestorePlan, SinkChange } from "./api";
 import { sum } from "./losses";
 
 export type StepStatus = "to do" | "in progress" | "waits" | "done" | "failed" | "rejected" | "skipped";
@@ -75,9 +75,9 @@ export function restoredTables({ tables, restored_tables: restored }: PendingRes
   return { done: changed.filter((uid) => restored.includes(uid)).length, all: changed.length };
 }
 
-/** How many tables a plan changes. */
-export function plannedTables({ sinks }: RestorePlan): number {
-  return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
+/** The sinks whose tables a plan changes. */
+export function plannedTables({ sinks }: RestorePlan): SinkChange[] {
+  return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null);
 }
 
 /** How many of the files that came after the target the run has read again; null if plan or job do not tell. */

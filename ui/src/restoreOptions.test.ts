@@ -1,6 +1,7 @@
 import { expect, it } from "vitest";
 import { restoreCommands } from "./commands";
 import { isBlank, optionsFor, planQuery, recoveryConf } from "./restoreOptions";
+import { targetText } from "./targets";
 
 const all = {
   ...optionsFor("before:2026-01-31T03:00"),
@@ -48,15 +49,27 @@ it("names no tables to keep if all are kept", () => {
 });
 
 it("quotes the words of the commands", () => {
-  const [plan, execute] = restoreCommands("/jobs/my job", all, "it's $(bad)");
+  const [plan, execute] = restoreCommands("/jobs/my job", all, "it's $(bad)", "my job.py");
   expect(plan).toBe(
-    "stateflow restore JOB.py --job-root '/jobs/my job' --plan before:2026-01-31T03:00 --keep-table out --keep-table audit --drop old" +
+    "stateflow restore 'my job.py' --job-root '/jobs/my job' --plan before:2026-01-31T03:00 --keep-table out --keep-table audit --drop old" +
       " --map count=counts --source orders=earliest --source 'clicks={\"0\": 5}' --from-other-job --claim-mode claim --out plan.json",
   );
-  expect(execute).toBe(`stateflow restore JOB.py --job-root '/jobs/my job' --execute plan.json --reason 'it'"'"'s $(bad)'`);
+  expect(execute).toBe(`stateflow restore 'my job.py' --job-root '/jobs/my job' --execute plan.json --reason 'it'"'"'s $(bad)'`);
 });
 
 it.each(["", " \n\t", "\u200b\u00ad", "\u3164"])("takes %j for blank", (text) => {
   expect(isBlank(text)).toBe(true);
   expect(isBlank(`${text}x`)).toBe(false);
+});
+
+it("says that a time without an offset is in UTC", () => {
+  expect(["12", "before:2026-01-31T03:00", "before:20260131", "before:2026-01-31T03:00Z", "before:2026-01-31T03:00:00+01:00", "before:orders=7", "weekly"].map(targetText)).toEqual([
+    "checkpoint 12",
+    "before:2026-01-31T03:00 UTC",
+    "before:20260131 UTC",
+    "before:2026-01-31T03:00Z",
+    "before:2026-01-31T03:00:00+01:00",
+    "before:orders=7",
+    "weekly",
+  ]);
 });

@@ -15,6 +15,12 @@ export interface Point {
   remark: string;
 }
 
+/** A target as a reader sees it. A time without an offset is in UTC. */
+export function targetText(target: string): string {
+  if (/^\d+$/.test(target)) return `checkpoint ${target}`;
+  return /^before:[\dW-]+([^=\d][\d:.,]+)?$/.test(target) ? `${target} UTC` : target;
+}
+
 /** The path of a location on this machine, which is stored as a URI and shown without its scheme. */
 function withoutScheme(location: string): string {
   if (!location.startsWith("file://")) return location;

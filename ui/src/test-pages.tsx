@@ -238,11 +238,11 @@ export const plan: RestorePlan = {
   mode: "restore",
   states: [
     { uid: "count", action: "matched", target_bytes: 1000, current_bytes: 2470, olds: [], current_parallelism: 2, target_parallelism: 2 },
-    { uid: "fresh", action: "new", target_bytes: 0, current_bytes: null, olds: [], current_parallelism: null, target_parallelism: 2 },
+    { uid: "fresh", action: "new", target_bytes: 0, current_bytes: 0, olds: [], current_parallelism: null, target_parallelism: 2 },
   ],
   sources: [{ uid: "orders", current_offset: { file: 5 }, target_offset: null, available: true, files: 4, action: "kept", old: null }],
   sinks: [
-    { uid: "out", mode: "restore", table_id: "t", table: "/tables/out", current_version: 7, target_version: 5, read: true, rows_removed: 1234, rows_returned: 0, others: ["a", "b"] },
+    { uid: "out", kind: "table", mode: "restore", table_id: "t", table: "/tables/out", current_version: 7, target_version: 5, read: true, rows_removed: 1234, rows_returned: 0, rows_written_since: 1300, others: ["a", "b"] },
   ],
   left: [],
   dropped_checkpoint_ids: [11, 12],
@@ -260,6 +260,7 @@ export const planPage: RestorePlanPage = {
   plan,
   cautions: [{ about: "table of out", text: HOSTILE }],
   replay: "The next run reads the input since the target again.",
+  replay_ms: 240_000,
   checks: [{ name: "no run is active", ok: true, text: "the run ended" }],
   expected_plan: "d1ce",
   graph_known: true,

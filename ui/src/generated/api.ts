@@ -900,6 +900,7 @@ export interface components {
             plan: components["schemas"]["RestorePlan"] | null;
             cautions: components["schemas"]["Caution"][];
             replay: string | null;
+            replay_ms: number | null;
             checks: components["schemas"]["PlanCheck"][];
             expected_plan: string | null;
             graph_known: boolean;
@@ -1046,6 +1047,7 @@ export interface components {
         /** @description The current and the restored version of one sink's table. */
         SinkChange: {
             uid: string;
+            kind: string;
             /** @enum {unknown} */
             mode: "restore" | "keep";
             table_id: string;
@@ -1055,6 +1057,7 @@ export interface components {
             read: boolean;
             rows_removed: number | null;
             rows_returned: number | null;
+            rows_written_since: number | null;
             others: string[];
         };
         /** @description A sink, which writes rows in the task that emits them. */

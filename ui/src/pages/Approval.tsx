@@ -9,7 +9,7 @@ import { ProblemNotice } from "../parts/ConfirmedAction";
 import { DiffText } from "../parts/DiffText";
 import { DagRunLink, PageLink, PersonLink, recoveryPath, restorePath } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
-import { Cautions, LossNumbers, LossSentences } from "../parts/Losses";
+import { Cautions, Losses } from "../parts/Losses";
 import { PlanChanges, PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
 import { useSeen } from "../parts/useSeen";
@@ -77,8 +77,7 @@ function OneQuestion({ state, address, base, dag, run, question, reload }: Quest
       )}
       {plan !== null && (
         <Stack gap={2}>
-          <LossNumbers plan={plan} />
-          <LossSentences plan={plan} />
+          <Losses plan={plan} />
           <div ref={losses} />
         </Stack>
       )}

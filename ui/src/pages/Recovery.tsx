@@ -5,6 +5,7 @@ import { type Family, isWaiting, type Question, useDagRun, useQuestions, useRetu
 import type { FamilyDag, JobState, Resource } from "../api";
 import type { PlanOutput } from "../approval";
 import { counted, formatCount } from "../format";
+import { nounOf } from "../losses";
 import { Answered } from "../parts/Answered";
 import { ProblemNotice } from "../parts/ConfirmedAction";
 import { useDagChoice } from "../parts/DagChoice";
@@ -145,7 +146,7 @@ function Progress({ job, output }: { job: JobState; output: PlanOutput | null })
     <Stack gap={1}>
       {files !== null && <Meter label={`${formatCount(files.done)} of ${formatCount(files.all)} files read again`} part={files} />}
       <Text>
-        The job is at checkpoint {job.checkpoint_id === null ? "none" : <CheckpointLink id={job.checkpoint_id} />}.
+        The job is at checkpoint {job.checkpoint_id === null ? (job.description === null ? "not known" : "none") : <CheckpointLink id={job.checkpoint_id} />}.
         {progress !== null &&
           ` The run has completed ${counted(progress.batches, "batch", "batches")} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
       </Text>
@@ -168,11 +169,13 @@ function Meter({ label, part: { done, all } }: { label: string; part: Part }) {
 /** How many tables the restore changes, and which one it is at. */
 function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: JobState | null }) {
   const restoring = job?.description?.restoring ?? null;
-  const planned = counted(plannedTables(output.plan), "table");
+  const sinks = plannedTables(output.plan);
+  const noun = nounOf(sinks);
+  const planned = counted(sinks.length, noun);
   if (step.status === "done") return <Text>{planned} restored.</Text>;
   if (restoring === null) return <Text>{planned} to restore.</Text>;
   const part = restoredTables(restoring);
-  const label = part.done < part.all ? `Table ${formatCount(part.done + 1)} of ${formatCount(part.all)}` : `${counted(part.all, "table")} restored`;
+  const label = part.done < part.all ? `${noun === "table" ? "Table" : "Sink"} ${formatCount(part.done + 1)} of ${formatCount(part.all)}` : `${counted(part.all, noun)} restored`;
   return (
     <Stack gap={1}>
       <Meter label={label} part={part} />

@@ -3,13 +3,13 @@ import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
 import { type JobState, type Problem, type Resource, type RestorePlan, type RestorePlanPage, useResource } from "../api";
-import { counted } from "../format";
+import { counted, formatDuration } from "../format";
 import { useDagChoice } from "../parts/DagChoice";
 import { SavepointAction } from "../parts/JobActions";
 import { PageLink, restorePath } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { LongText } from "../parts/LongText";
-import { Cautions, LossNumbers, LossSentences } from "../parts/Losses";
+import { Cautions, Losses } from "../parts/Losses";
 import { PlanChanges, PlanTarget } from "../parts/PlanChanges";
 import { namesOf, RestoreForm } from "../parts/RestoreForm";
 import { RestorePoints } from "../parts/RestorePoints";
@@ -17,6 +17,7 @@ import { RestoreRequest } from "../parts/RestoreRequest";
 import { useDebounced } from "../parts/useDebounced";
 import { undoTarget } from "../recovery";
 import { optionsFor, planQuery } from "../restoreOptions";
+import { targetText } from "../targets";
 
 /** A restore step by step: the point, options, the plan, the reason. The point is in the address: `?to=TARGET`. */
 export function Restore({ state, base, address, family }: { state: Resource<JobState>; base: string; address: string; family: Family }) {
@@ -64,7 +65,7 @@ function Wizard({ target, job, base, address, family }: WizardProps) {
     <Stack gap={5}>
       <Stack gap={1}>
         <Heading as="h2" size="lg" overflowWrap="anywhere">
-          Restore {job.job} to {/^\d+$/.test(target) ? `checkpoint ${target}` : target}
+          Restore {job.job} to {targetText(target)}
         </Heading>
         <PageLink to={restorePath(base)}>Choose another point</PageLink>
       </Stack>
@@ -124,13 +125,13 @@ function Plan({ page }: { page: RestorePlanPage }) {
       ) : (
         <>
           <PlanTarget plan={plan} />
-          <LossNumbers plan={plan} />
-          <LossSentences plan={plan} />
+          <Losses plan={plan} />
           <Text>
             {page.replay}
-            {plan.rows_again !== null && plan.checkpoints_after !== null && (
+            {plan.rows_again !== null && plan.checkpoints_after !== null && plan.checkpoints_after > 0 && (
               <> These are the rows of {counted(plan.checkpoints_after, "checkpoint")}.</>
             )}
+            {page.replay_ms !== null && page.replay_ms > 0 && <> They took {formatDuration(page.replay_ms)}: so it takes about {formatDuration(page.replay_ms)} to read again.</>}
           </Text>
         </>
       )}

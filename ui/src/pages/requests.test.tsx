@@ -147,9 +147,71 @@ it("says in a sentence that Airflow refuses a restore", async () => {
 
 it("shows the commands of a restore where no DAG runs the job", async () => {
   server.answers[`${job}/family`] = undefined;
-  open(page("restore?to=10"));
-  expect(await screen.findByText("stateflow restore JOB.py --job-root /jobs/flights --plan 10 --out plan.json")).toBeDefined();
+  const command = (file: string) => `stateflow restore ${file} --job-root /jobs/flights --plan 10 --out plan.json`;
+  const first = open(page("restore?to=10"));
+  expect(await screen.findByText(command("JOB.py"))).toBeDefined();
+  expect(screen.getByText(/Write the path of the job file for JOB.py/)).toBeDefined();
   expect(screen.queryByRole("button", { name: "Request the restore" })).toBeNull();
+  first.unmount();
+
+  // The newest run that has recorded its job file.
+  server.answers[job] = { ...state, runs: [runSummary(9), runSummary(8, { job_file: "flights.py" })] };
+  const second = open(page("restore?to=10"));
+  expect(await screen.findByText(command("flights.py"))).toBeDefined();
+  second.unmount();
+
+  // No command works for a point whose files are missing, or for a value that is refused.
+  server.answers[`${job}/restore-plan`] = { ...planPage, checks: [{ name: "target-files", ok: false, text: "a file is missing" }] };
+  const third = open(page("restore?to=10"));
+  expect((await screen.findByText(/There are no commands/)).textContent).toContain("a file is missing");
+  expect(screen.queryByText(/^stateflow restore/)).toBeNull();
+  third.unmount();
+  server.answers[`${job}/restore-plan`] = Response.json({ error: { message: "there is no such point", hint: null } }, { status: 422 });
+  open(page("restore?to=11"));
+  expect(await screen.findByText("There is no plan with these values")).toBeDefined();
+  expect(screen.queryByText(/^stateflow restore/)).toBeNull();
+});
+
+it("shows the most rows that a plan without the job file can remove, without a red box for what is not known", async () => {
+  const sinks = plan.sinks.map((sink) => ({ ...sink, read: false, rows_removed: null, rows_returned: null, others: [] }));
+  const sources = plan.sources.map((source) => ({ ...source, available: null }));
+  server.answers[`${job}/restore-plan`] = { ...planPage, plan: { ...plan, sinks, sources, dropped_checkpoint_ids: [] } };
+  const { container } = open(page("restore?to=10"));
+  const losses = await screen.findByRole("region", { name: "What is lost" });
+  expect(losses.textContent).toContain("at most 1,300rows are removed from tables");
+  expect(screen.getByRole("region", { name: "Tables before and after" }).textContent).toContain("at most 1,300 rows");
+  expect(screen.queryByText("Lost for ever")).toBeNull();
+  expect(screen.getByText("Nothing is known to be lost for ever.")).toBeDefined();
+  expect(container.textContent).toContain("it takes about 4 min to read again");
+  await expectAccessible(container);
+});
+
+it("says that nothing changes for the present point", async () => {
+  const sinks = plan.sinks.map((sink) => ({ ...sink, read: false, rows_removed: 0, others: [] }));
+  const sources = plan.sources.map((source) => ({ ...source, target_offset: source.current_offset }));
+  const here = { ...plan, target_checkpoint_id: 12, dropped_checkpoint_ids: [], states: plan.states.slice(0, 1), sinks, sources, rows_again: 0, checkpoints_after: 0 };
+  server.answers[`${job}/restore-plan`] = { ...planPage, replay_ms: 0, plan: here };
+  open(page("restore?to=12"));
+  expect(await screen.findByText("Nothing changes: the job is at this point")).toBeDefined();
+  expect([screen.queryByRole("alert"), screen.queryByRole("region", { name: "What is lost" })]).toEqual([null, null]);
+});
+
+it("asks for no position of a source before one is entered", async () => {
+  open(page("restore?to=10"));
+  const user = userEvent.setup();
+  await user.selectOptions(await screen.findByLabelText("Position of orders"), "other");
+  const field = screen.getByLabelText<HTMLInputElement>("Position of orders as text");
+  expect(field.value).toBe("");
+  // A word that is also a choice does not take the field away.
+  await user.type(field, "latest");
+  await user.type(screen.getByLabelText("Position of orders as text"), "x");
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toContain("source_positions=orders%3Dlatestx");
+  });
+  await user.selectOptions(screen.getByLabelText("Position of orders"), "");
+  await waitFor(() => {
+    expect(server.queries.at(-1)).not.toContain("source_positions");
+  });
 });
 
 it("chooses the point in the timeline, before a deployment, before a time, or up to a position", async () => {
@@ -173,9 +235,11 @@ it("chooses the point in the timeline, before a deployment, before a time, or up
   unmount();
 
   const first = open(page("restore"));
-  fireEvent.change(await screen.findByLabelText("Before a time"), { target: { value: "2026-01-31T03:00" } });
+  const moment = await screen.findByLabelText("Before a time");
+  expect(document.getElementById(moment.getAttribute("aria-describedby") ?? "")?.textContent).toContain("UTC");
+  fireEvent.change(moment, { target: { value: "2026-01-31T03:00" } });
   await user.click(screen.getByRole("button", { name: "Use the last point before this time" }));
-  expect(await screen.findByRole("heading", { name: /to before:2026-01-31T03:00:00$/ })).toBeDefined();
+  expect(await screen.findByRole("heading", { name: /to before:2026-01-31T03:00:00Z$/ })).toBeDefined();
   first.unmount();
 
   open(page("restore"));
@@ -206,6 +270,9 @@ it("lists all points that can be restored page by page, with the rows after each
     expect(first?.textContent).toMatch(/checkpoint 10.*1 byte1/);
   });
   expect(second?.textContent).toContain("checkpoint 9");
+  expect(within(table).getAllByRole("columnheader").map((title) => title.textContent)).toEqual(["Point", "Made", "State", "Rows after it"]);
+  // In the first cell, which a phone shows without scrolling.
+  expect(within(first as HTMLElement).getAllByRole("cell")[0]?.textContent).toBe("checkpoint 10Restore to here");
   expect(others).toEqual([]);
   expect(within(table).getAllByRole("link").map((link) => link.getAttribute("href"))).toEqual([page("restore?to=10"), page("restore?to=9")]);
   expect((await screen.findByRole("region", { name: "Savepoints to restore" })).textContent).toContain("savepoint weekly");

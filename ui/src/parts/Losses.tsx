@@ -1,10 +1,10 @@
 import { Box, SimpleGrid, Text } from "@chakra-ui/react";
 import type { Caution, RestorePlan } from "../api";
-import { lossNumbers, lossSentences } from "../losses";
+import { changesNothing, lossNumbers, lossSentences, unknownLosses } from "../losses";
 import { Notice } from "./Loaded";
 
 /** What is lost, in three numbers. */
-export function LossNumbers({ plan }: { plan: RestorePlan }) {
+function LossNumbers({ plan }: { plan: RestorePlan }) {
   return (
     // On a phone a number and its words are one line, so that all three are above the buttons.
     <SimpleGrid as="section" aria-label="What is lost" columns={{ base: 1, md: 3 }} gap={{ base: 1, md: 3 }}>
@@ -27,20 +27,40 @@ export function LossNumbers({ plan }: { plan: RestorePlan }) {
   );
 }
 
-/** What is lost for ever, in sentences. */
+/** What is lost for ever, and what is not known of it, in sentences. */
 export function LossSentences({ plan }: { plan: RestorePlan }) {
-  const sentences = lossSentences(plan);
-  if (sentences.length === 0) return <Text>Nothing is lost for ever.</Text>;
+  const [sentences, unknown] = [lossSentences(plan), unknownLosses(plan)];
   return (
-    <Notice status="error" title="Lost for ever">
-      <ul>
-        {sentences.map((sentence) => (
-          <Text key={sentence} as="li" color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
-            {sentence}
-          </Text>
-        ))}
-      </ul>
-    </Notice>
+    <>
+      {sentences.length > 0 && (
+        <Notice status="error" title="Lost for ever">
+          <ul>
+            {sentences.map((sentence) => (
+              <Text key={sentence} as="li" color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
+                {sentence}
+              </Text>
+            ))}
+          </ul>
+        </Notice>
+      )}
+      {sentences.length === 0 && <Text>{unknown.length === 0 ? "Nothing is lost for ever." : "Nothing is known to be lost for ever."}</Text>}
+      {unknown.map((sentence) => (
+        <Text key={sentence} color="fg.muted" overflowWrap="anywhere">
+          {sentence}
+        </Text>
+      ))}
+    </>
+  );
+}
+
+/** What is lost, in numbers and sentences; of a plan to the present point, that nothing changes. */
+export function Losses({ plan }: { plan: RestorePlan }) {
+  if (changesNothing(plan)) return <Notice status="info" title="Nothing changes: the job is at this point" />;
+  return (
+    <>
+      <LossNumbers plan={plan} />
+      <LossSentences plan={plan} />
+    </>
   );
 }
 

@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import type { RestorePlan, SinkChange, SourceChange } from "../api";
 import { counted, formatBytes, formatCount, offsetText } from "../format";
-import { sum } from "../losses";
+import { nounOf, type Rows, rowsRemoved, rowsRemovedFrom, rowsText, staysAsItIs, sum } from "../losses";
 import { CopyButton } from "./Command";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
@@ -28,7 +28,7 @@ export function PlanChanges({ plan }: { plan: RestorePlan }) {
   return (
     <Stack gap={4}>
       <States plan={plan} />
-      <Tables sinks={plan.sinks} left={plan.left} />
+      <Sinks plan={plan} />
       <Positions sources={plan.sources} />
     </Stack>
   );
@@ -44,7 +44,7 @@ function BarLine({ name, value, most, text, colour }: { name: string; value: num
       <Box flex="1" minW="4rem" height="10px" bg="bg.muted" borderRadius="sm" aria-hidden="true">
         <Box height="full" borderRadius="sm" bg={colour} width={`${value === null || most === 0 ? 0 : (100 * value) / most}%`} />
       </Box>
-      <Text width="6rem" flexShrink={0} fontSize="sm" textAlign="end" whiteSpace="nowrap">
+      <Text minW="6rem" flexShrink={0} fontSize="sm" textAlign="end" whiteSpace="nowrap">
         {text}
       </Text>
     </Flex>
@@ -62,8 +62,7 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
   const rows = states.map((state) => ({
     name: state.uid,
     remark: `${ACTIONS[state.action]}${state.olds.length === 0 ? "" : `, from ${state.olds.join(", ")}`}`,
-    // A new state has nothing before.
-    before: state.action === "new" ? (state.current_bytes ?? 0) : state.current_bytes,
+    before: state.current_bytes,
     after: state.action === "dropped" ? 0 : state.target_bytes,
   }));
   const most = rows.reduce((largest, row) => Math.max(largest, row.before ?? 0, row.after), 0);
@@ -73,7 +72,7 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
       <Heading as="h3" size="sm">
         State: {sizeText(total.before)} before, {sizeText(total.after)} after
       </Heading>
-      <ScrollingTable label="State before and after">
+      <ScrollingTable label="State before and after" columns={["Operator", "Change", "Size"]}>
         {rows.map((row) => (
           <tr key={row.name}>
             <td className="name">{row.name}</td>
@@ -89,13 +88,13 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
   );
 }
 
-function rowsText(rows: number | null): string {
-  return rows === null ? "not known" : counted(rows, "row");
-}
-
-function tableRemark({ mode, current_version: now, target_version: then, rows_removed: rows }: SinkChange): string {
+function sinkRemark(sink: SinkChange): string {
+  const { kind, current_version: now, target_version: then, rows_removed: rows } = sink;
   const version = now === null ? "its version" : `version ${now}`;
-  if (mode === "keep") return `stays at ${version}`;
+  if (staysAsItIs(sink)) {
+    const since = sink.rows_written_since === null || sink.rows_written_since === 0 ? "" : `, with ${counted(sink.rows_written_since, "row")} written since the target`;
+    return `${kind === "standard output" ? "what is printed stays" : `stays at ${version}`}${since}`;
+  }
   if (then === null) return rows === 0 ? `stays at ${version}` : `${version}; the version after it is not known`;
   return `${version} → version ${then}`;
 }
@@ -120,35 +119,45 @@ function Others({ commits }: { commits: readonly string[] }) {
 
 const MOST_COMMITS = 10;
 
-function Tables({ sinks, left }: { sinks: readonly SinkChange[]; left: RestorePlan["left"] }) {
+function rowsReturned(sink: SinkChange): number | null {
+  return staysAsItIs(sink) ? 0 : sink.rows_returned;
+}
+
+function exactly(rows: number | null): Rows {
+  return { exact: rows, most: rows };
+}
+
+function Sinks({ plan }: { plan: RestorePlan }) {
+  const { sinks, left } = plan;
   if (sinks.length === 0 && left.length === 0) return null;
-  const most = sinks.reduce((largest, sink) => Math.max(largest, sink.rows_removed ?? 0, sink.rows_returned ?? 0), 0);
+  const most = sinks.reduce((largest, sink) => Math.max(largest, rowsRemovedFrom(sink).most ?? 0, sink.rows_returned ?? 0), 0);
   return (
     <Stack as="section" gap={2}>
       <Heading as="h3" size="sm">
-        Tables: {rowsText(sum(sinks.map((sink) => sink.rows_removed)))} removed, {rowsText(sum(sinks.map((sink) => sink.rows_returned)))} returned
+        {nounOf(sinks) === "table" ? "Tables" : "Sinks"}: {rowsText(rowsRemoved(plan))} removed, {rowsText(exactly(sum(sinks.map(rowsReturned))))} returned
       </Heading>
-      <ScrollingTable label="Tables before and after">
+      <ScrollingTable label="Tables before and after" columns={["Sink", "Version", "Rows"]}>
         {sinks.map((sink) => (
           <tr key={sink.uid}>
             <td>
               <Text fontWeight="semibold">{sink.uid}</Text>
+              {sink.kind !== "table" && sink.kind !== "sink" && <Text fontSize="xs">{sink.kind}</Text>}
               {sink.table !== null && (
                 <Flex gap={2} align="center" wrap="wrap">
                   <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
                     {sink.table}
                   </Text>
-                  <CopyButton text={sink.table} what={`path of the table of ${sink.uid}`} />
+                  <CopyButton text={sink.table} what={`location of ${sink.uid}`} />
                 </Flex>
               )}
             </td>
             <td>
-              {tableRemark(sink)}
+              {sinkRemark(sink)}
               <Others commits={sink.others} />
             </td>
             <td>
-              <BarLine name="removed" value={sink.rows_removed} most={most} text={rowsText(sink.rows_removed)} colour="red.solid" />
-              <BarLine name="returned" value={sink.rows_returned} most={most} text={rowsText(sink.rows_returned)} colour="blue.solid" />
+              <BarLine name="removed" value={rowsRemovedFrom(sink).most} most={most} text={rowsText(rowsRemovedFrom(sink))} colour={rowsRemovedFrom(sink).exact === null ? "gray.500" : "red.solid"} />
+              <BarLine name="returned" value={rowsReturned(sink)} most={most} text={rowsText(exactly(rowsReturned(sink)))} colour="blue.solid" />
             </td>
           </tr>
         ))}

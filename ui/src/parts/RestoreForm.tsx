@@ -1,4 +1,5 @@
 import { Box, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { useState } from "react";
 import type { JobState, RestorePlan } from "../api";
 import type { RestoreOptions } from "../restoreOptions";
 import { CheckField, CheckGroup, SelectField, TextField } from "./Fields";
@@ -156,6 +157,8 @@ function kindOf(position: string | undefined): PositionKind {
 }
 
 function Positions({ options, names, change }: PartProps) {
+  // Sources with a field: its text decides nothing, as it may be empty at first, and "latest" for a moment.
+  const [written, setWritten] = useState<ReadonlySet<string>>(new Set());
   if (names.sources.length === 0) return null;
   const set = (uid: string, position: string) => {
     change({ positions: { ...options.positions, [uid]: position } });
@@ -163,7 +166,7 @@ function Positions({ options, names, change }: PartProps) {
   return (
     <SimpleGrid columns={{ base: 1, md: 2 }} gap={3}>
       {names.sources.map((uid) => {
-        const kind = kindOf(options.positions[uid]);
+        const kind = written.has(uid) ? "other" : kindOf(options.positions[uid]);
         return (
           <Stack key={uid} gap={2}>
             <SelectField
@@ -171,16 +174,17 @@ function Positions({ options, names, change }: PartProps) {
               value={kind}
               choices={POSITIONS}
               onChange={(chosen) => {
-                set(uid, chosen === "other" ? "timestamp:" : chosen);
+                setWritten(new Set([...written].filter((each) => each !== uid).concat(chosen === "other" ? [uid] : [])));
+                set(uid, chosen === "other" ? "" : chosen);
               }}
             />
             {kind === "other" && (
               <TextField
                 label={`Position of ${uid} as text`}
                 value={options.positions[uid] ?? ""}
-                help="timestamp:2026-01-31T03:00, or the position's JSON"
+                help="timestamp:2026-01-31T03:00 (in UTC, or with an offset such as +01:00), or the position's JSON. While it is empty, the position is that of the target."
                 onChange={(position) => {
-                  set(uid, position === "" ? "timestamp:" : position);
+                  set(uid, position);
                 }}
               />
             )}

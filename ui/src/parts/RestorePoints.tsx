@@ -1,7 +1,7 @@
 import { Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { type FormEvent, type ReactNode, useMemo, useState } from "react";
 import { type ActionEntry, type JobState, type PointPage, type SavepointPage, type TimelinePage, useResource } from "../api";
-import { formatBytes, formatCount, instantOf } from "../format";
+import { formatBytes, formatCount, instantOf, zoneName } from "../format";
 import { useHistoryPart, useNewest } from "../history";
 import { inOrder, layOut, type Mark } from "../pictures/timelineLayout";
 import { describeMark } from "../pictures/TimelineMarks";
@@ -133,17 +133,20 @@ const MOST_DEPLOYMENTS = 5;
 function PointTable({ label, points, empty, base }: { label: string; points: readonly Point[]; empty: string; base: string }) {
   if (points.length === 0) return <Text color="fg.muted">{empty}</Text>;
   return (
-    <ScrollingTable label={label} columns={["Point", "Made", "State", "Rows after it", "Remarks", "Restore"]}>
+    <ScrollingTable label={label} columns={["Point", "Made", "State", "Rows after it"]}>
       {points.map((point) => (
         <tr key={point.name}>
-          <td className="name">{point.name}</td>
+          <td className="text">
+            {/* All in one cell: a phone shows the others only once the table is scrolled sideways. */}
+            <Stack gap={1} alignItems="start">
+              <strong>{point.name}</strong>
+              {point.remark !== "" && <span>{point.remark}</span>}
+              <RestoreLink base={base} target={point.target} size="cell" />
+            </Stack>
+          </td>
           <td className="line">{point.at === null ? "not known" : <Time at={point.at} />}</td>
           <td className="line">{point.bytes === null ? "not known" : formatBytes(point.bytes)}</td>
           <td>{point.rowsAfter === null ? "not known" : formatCount(point.rowsAfter)}</td>
-          <td className="text">{point.remark}</td>
-          <td>
-            <RestoreLink base={base} target={point.target} size="cell" />
-          </td>
         </tr>
       ))}
     </ScrollingTable>
@@ -159,15 +162,14 @@ function OtherPoints({ job, onChoose }: { job: JobState; onChoose: (target: stri
     <SimpleGrid columns={{ base: 1, lg: 3 }} gap={4}>
       <Choice
         label="Use the last point before this time"
-        // The API takes times in UTC.
-        target={instant === null ? null : `before:${instant.slice(0, 19)}`}
+        target={instant === null ? null : `before:${instant.slice(0, 19)}Z`}
         onChoose={onChoose}
       >
-        <MomentField label="Before a time" value={moment} onChange={setMoment} />
+        <MomentField label="Before a time" value={moment} onChange={setMoment} help={`In the time zone ${zoneName()}. The target has it in UTC.`} />
       </Choice>
       <BeforePosition sources={job.sources.map(({ uid }) => uid)} onChoose={onChoose} />
       <Choice label="Use this point" target={path.trim() === "" ? null : path.trim()} onChoose={onChoose}>
-        <TextField label="Another point" value={path} onChange={setPath} help="The path of a savepoint, or latest" />
+        <TextField label="Another point" value={path} onChange={setPath} help="The path of a savepoint, latest, or a time such as before:2026-01-31T03:00+01:00. A time without an offset is in UTC." />
       </Choice>
     </SimpleGrid>
   );

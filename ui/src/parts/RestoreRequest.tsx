@@ -2,7 +2,7 @@ import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useNavigate } from "react-router-dom";
 import { type Family, trigger, useDag } from "../airflow";
 import type { FamilyDag, JobState, RestorePlanPage } from "../api";
-import { restoreCommands, runCommand } from "../commands";
+import { JOB_FILE, restoreCommands, runCommand } from "../commands";
 import { isBlank, recoveryConf, type RestoreOptions } from "../restoreOptions";
 import { Command } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
@@ -11,6 +11,7 @@ import { CheckField, TextField } from "./Fields";
 import { PauseAction } from "./JobActions";
 import { recoveryPath } from "./links";
 import { Notice } from "./Loaded";
+import { changesNothing } from "../losses";
 import { LossSentences } from "./Losses";
 
 interface RequestProps {
@@ -27,7 +28,7 @@ interface RequestProps {
 
 /** The reason of a restore, and the request itself: a DAG run in Airflow, a command elsewhere. */
 export function RestoreRequest(props: RequestProps) {
-  const { options, setOptions, reason, setReason, family, job } = props;
+  const { options, setOptions, reason, setReason, family } = props;
   const { dag: recovery, field } = useDagChoice(family, "recovery");
   return (
     <Stack as="section" gap={3} aria-label="Request">
@@ -45,7 +46,7 @@ export function RestoreRequest(props: RequestProps) {
       {family.problem !== null && <Notice status="warning" title={`The DAGs of the job are not known: ${family.problem.message}`} />}
       {field}
       {recovery !== null && <Trigger key={recovery.dag_id} {...props} dag={recovery} />}
-      {recovery === null && family.isKnown && <Commands jobRoot={job.job_root} options={options} reason={reason} />}
+      {recovery === null && family.isKnown && <Commands {...props} />}
     </Stack>
   );
 }
@@ -78,7 +79,7 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
               This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks the people who may answer its question to approve it.
               Nothing changes before that.
             </Text>
-            {page?.plan != null && <LossSentences plan={page.plan} />}
+            {page?.plan != null && (changesNothing(page.plan) ? <Text>Nothing changes: the job is at this point.</Text> : <LossSentences plan={page.plan} />)}
           </Stack>
         }
         act={act}
@@ -90,7 +91,10 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
 function refusal(dag: FamilyDag, page: RestorePlanPage | null, reason: string): string | null {
   const refused = triggerRefusal(dag);
   if (refused !== null) return refused;
-  if (page === null) return "These values are not checked yet, or are refused.";
+  return impossibleBecause(page) ?? blankReason(reason);
+}
+
+function blankReason(reason: string): string | null {
   return isBlank(reason) ? "A reason is required." : null;
 }
 
@@ -116,15 +120,32 @@ function RunDag({ dag, onChange }: { dag: FamilyDag; onChange: () => void }) {
   );
 }
 
-function Commands({ jobRoot, options, reason }: { jobRoot: string; options: RestoreOptions; reason: string }) {
-  const [plan, execute] = restoreCommands(jobRoot, options, reason);
+/** Why no restore is possible with these values; null if one may be. */
+function impossibleBecause(page: RestorePlanPage | null): string | null {
+  if (page === null) return "These values are not checked yet, or are refused.";
+  const damaged = page.checks.find(({ name, ok }) => name === "target-files" && ok === false);
+  return damaged === undefined ? null : `The point cannot be restored: ${damaged.text}.`;
+}
+
+function Commands({ job, options, reason, page }: RequestProps) {
+  const refused = impossibleBecause(page);
+  if (refused !== null) return <Text color="fg.muted">There are no commands for this restore. {refused}</Text>;
+  const known = job.runs.find((run) => run.job_file !== null)?.job_file ?? null;
+  const file = known ?? JOB_FILE;
+  const [plan, execute] = restoreCommands(job.job_root, options, reason, file);
+  const failed = (page?.checks ?? []).filter(({ ok }) => ok === false);
   return (
     <Stack gap={2}>
-      <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan. JOB.py is the job file.</Text>
+      <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan.</Text>
+      <Text overflowWrap="anywhere">
+        {known === null ? `Write the path of the job file for ${JOB_FILE}` : `${known} is the name of the job file of the newest run: write its whole path, unless you are in its folder`}, and add the --config and --set
+        options of the job&apos;s runs, which the history does not have.
+      </Text>
+      {failed.length > 0 && <Text overflowWrap="anywhere">A condition is not met: {failed.map(({ text }) => text).join("; ")}.</Text>}
       <Command text={plan} />
       <Command text={execute} />
-      {options.run && <Command text={runCommand(jobRoot)} />}
-      {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job's history.</Text>}
+      {options.run && <Command text={runCommand(job.job_root, file)} />}
+      {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job&apos;s history.</Text>}
     </Stack>
   );
 }

@@ -72,8 +72,8 @@ function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
         <tr key={operator.uid}>
           <td className="name">{operator.uid}</td>
           <td>all</td>
-          <td>{formatChange(operator.old_bytes, operator.new_bytes, formatBytes)}</td>
-          <td>{formatChange(operator.old_entries, operator.new_entries, formatCount)}</td>
+          <td>{formatChange(operator.old_bytes ?? undefined, operator.new_bytes ?? undefined, formatBytes)}</td>
+          <td>{formatChange(operator.old_bytes === null ? undefined : operator.old_entries, operator.new_bytes === null ? undefined : operator.new_entries, formatCount)}</td>
           <td>{filesText(operator)}</td>
         </tr>,
         ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (
