@@ -1590,7 +1590,7 @@ export interface operations {
     "jobs-restore-plan": {
         parameters: {
             query?: {
-                /** @description as the recovery DAG takes it: latest, an id, a name or path, or before:… */
+                /** @description as the recovery DAG takes it: latest, an id, a name or path, or before:… (a time without an offset is in UTC) */
                 target?: string;
                 /** @description whether tables are restored */
                 sinks?: "restore" | "keep";
