@@ -4,7 +4,7 @@ import { type Family, trigger, useDag } from "../airflow";
 import type { FamilyDag, JobState, RestorePlanPage } from "../api";
 import { restoreCommands, runCommand } from "../commands";
 import { isBlank, recoveryConf, type RestoreOptions } from "../restoreOptions";
-import { Command } from "./Command";
+import { CommandsWithFiles } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
 import { triggerRefusal, useDagChoice } from "./DagChoice";
 import { CheckField, TextField } from "./Fields";
@@ -117,13 +117,10 @@ function RunDag({ dag, onChange }: { dag: FamilyDag; onChange: () => void }) {
 }
 
 function Commands({ jobRoot, options, reason }: { jobRoot: string; options: RestoreOptions; reason: string }) {
-  const [plan, execute] = restoreCommands(jobRoot, options, reason);
   return (
     <Stack gap={2}>
-      <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan. JOB.py is the job file.</Text>
-      <Command text={plan} />
-      <Command text={execute} />
-      {options.run && <Command text={runCommand(jobRoot)} />}
+      <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan.</Text>
+      <CommandsWithFiles commands={(files) => [...restoreCommands(jobRoot, options, reason, files), ...(options.run ? [runCommand(jobRoot, files)] : [])]} />
       {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job's history.</Text>}
     </Stack>
   );
