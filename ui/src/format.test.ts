@@ -70,7 +70,9 @@ it("writes times in the zone that the user has chosen in Airflow, and in the bro
 it("writes what has changed between two numbers", () => {
   expect(formatChange(1000, 2500, formatBytes)).toBe("1 kB → 2.5 kB (+1.5 kB)");
   expect(formatChange(5, 2, formatCount)).toBe("5 → 2 (−3)");
-  expect([formatChange(null, 2, formatCount), formatChange(7, 7, formatCount), formatChange(null, null, formatCount)]).toEqual(["none → 2", "7", "none"]);
+  expect([formatChange(undefined, 2, formatCount), formatChange(7, 7, formatCount), formatChange(undefined, undefined, formatCount)]).toEqual(["none → 2", "7", "none"]);
+  // A number that is not known is not none.
+  expect([formatChange(2, null, formatCount), formatChange(null, null, formatCount), formatChange(undefined, null, formatCount)]).toEqual(["2 → not known", "not known", "none → not known"]);
 });
 
 it("reads dates and times in the zone in which it shows them", () => {

@@ -39,8 +39,8 @@ function DifferenceTable({ before, after }: { before: CheckpointPage; after: Che
       {uids.map((uid) => (
         <tr key={uid}>
           <td className="name">{uid}</td>
-          <td>{formatChange(old.get(uid)?.bytes ?? null, now.get(uid)?.bytes ?? null, formatBytes)}</td>
-          <td>{formatChange(old.get(uid)?.entries ?? null, now.get(uid)?.entries ?? null, formatCount)}</td>
+          <td>{formatChange(old.get(uid)?.bytes, now.get(uid)?.bytes, formatBytes)}</td>
+          <td>{formatChange(old.get(uid)?.entries, now.get(uid)?.entries, formatCount)}</td>
         </tr>
       ))}
       {after.sources.map(({ uid, offset }) => (
