@@ -319,7 +319,7 @@ def _limits(job: StateflowJob, retention: Retention) -> dict[str, Any]:
     return {
         "retain": "{{ params.retain }}",
         "savepoints": "{{ params.savepoints }}",
-        "savepoints_max_age": "{{ params.max_age or '' }}",
+        "savepoints_max_age": "{{ (params.max_age or '') | trim }}",
         "dispose": "{{ params.dispose or '' }}",
         "reason": "{{ params.reason or '' }}",
         "configured": with_setting(job, retention),

@@ -157,8 +157,10 @@ FAILPOINT = _optional(
     f"a step, and the number of times that it passes, such as batch.reported:3; steps are {', '.join(_STEPS)}",
 )
 AGE = _optional(
-    r"(?=[0-9.]*[1-9])[0-9]{1,6}(?:[.][0-9]{1,3})?\s*(?i:s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)",
+    # In ASCII, as the library reads it: otherwise, a long s is a letter s in another case.
+    r"(?=[0-9.]*[1-9])[0-9]{1,6}(?:[.][0-9]{1,3})?(?a:\s*(?i:s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?))",
     "a duration above 0, such as 36h or 30d; or nothing",
+    r"(?a:\s)",
 )
 AT_LEAST_ONE = Rule({"exclusiveMinimum": 0}, "1 or more, or nothing")
 

@@ -214,4 +214,5 @@ it("gives each of several savepoints of one point a place of its own in the slot
     [2, 0, 1],
   ]);
   expect(new Set(found.map(({ key }) => key)).size).toBe(3);
+  expect(marks.filter((mark) => mark.kind === "checkpoint").map(({ place }) => place)).toEqual([1, 2, 3].map(() => ({ index: 0, count: 1 })));
 });

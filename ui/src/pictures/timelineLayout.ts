@@ -307,7 +307,7 @@ export function layOut(entries: readonly TimelineRecord[], { expanded = new Set(
       place,
     };
   };
-  const marks = slots.map(mark);
+  const marks = slots.map((rows, slot) => mark(rows, slot));
   const savepointsOf = new Map<number, number[]>();
   entries.forEach((entry, row) => {
     const point = isSavepoint(entry) ? attachedTo(entries, tree, row) : null;
