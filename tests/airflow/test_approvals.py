@@ -432,7 +432,7 @@ def test_a_savepoint_is_disposed_of_with_an_approval_only(saved: AccountsJob, mo
 
 def retention_of(job: AccountsJob, conf: dict[str, Any]) -> tuple[DAG, dict[str, Any]]:
     """The DAG of a retention with limits and tables, with what a DAG run with this configuration renders."""
-    limits = Retention(checkpoints=2, savepoints=1, max_age=timedelta(minutes=1))
+    limits = Retention(checkpoints=2, savepoints=1, max_age=timedelta(milliseconds=1))
     described = StateflowJob(name="accounts", root=str(job.root), tables=TableMaintenance())
     made = stateflow_dags(job=described, application="/jobs/job.py", retention=limits)
     dag = next(each for each in made if each.dag_id == "accounts_retention")
@@ -474,7 +474,7 @@ def test_a_retention_that_a_page_requests_has_the_limits_that_it_has_shown(saved
 
 
 def test_a_shorter_age_than_configured_needs_an_approval(saved: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorter = {"savepoints_max_age": "1m", "configured": Retention(savepoints=None, max_age=timedelta(days=100_000))}
+    shorter = {"savepoints_max_age": "1ms", "configured": Retention(savepoints=None, max_age=timedelta(days=100_000))}
     text = asked(asks_to_delete(saved, **shorter), monkeypatch, task())
     assert "savepoint p1" in text and "savepoint p2" in text and "savepoint p3" not in text
     with fails(PermanentFailure, "not-approved"):
