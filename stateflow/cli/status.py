@@ -227,7 +227,7 @@ def _incomplete_restore(pending: operations.PendingRestore | None, restored: dic
     hint = []
     if tables and not restored:
         number = f"{len(pending.restored_tables)} of {count_of(len(tables), 'table')}"
-        hint = [f"  {number} reported as restored; to see which of them are: stateflow status --job JOB.py"]
+        hint = [f"  {number} reported as restored; to see which of them are, add --job JOB.py"]
     return [
         f"INCOMPLETE: the restore to {pending.target_label}{requester}{reason}",
         *tables,

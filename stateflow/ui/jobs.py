@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +134,10 @@ class JobList:
     searches: tuple[RootSearch, ...]
 
 
-_NOT_MEASURED = f"{NOT_MEASURED}: stateflow status --job JOB.py measures it"
+def not_measured(job_root: str) -> str:
+    """Returns why it is not known how much input waits at a job root, with the command that measures it."""
+    command = shlex.join(["stateflow", "status", "--job-root", job_root, "--job", "JOB.py"])
+    return f"{NOT_MEASURED}; this command measures it: {command}"
 
 
 def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobRow:
@@ -166,7 +170,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         full_bytes=position.manifest.full_bytes if position and position.manifest else None,
         state_sizes=sizes,
         backlog=backlog,
-        backlog_unknown="" if backlog else _NOT_MEASURED,
+        backlog_unknown="" if backlog else not_measured(job.job_root),
         next_run_at=known.next_run_at,
         savepoint=savepoint,
         savepoint_unknown=savepoint is None and not (snapshot is not None and snapshot.savepoints_known),

@@ -8,17 +8,30 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
-from stateflow.checkpoint.log.documents import ActionRecord
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.outputs import Inline, OptionalText, to_object
 from stateflow.requesters import Requester
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.openapi import CSV, Endpoint, Parameter
-from stateflow.ui.requests import KIND, LIMIT, PAGE, TEXT, TIMES, Call, comparable_time, limit_parameter, to_cursor
+from stateflow.ui.requests import LIMIT, PAGE, TEXT, TIMES, Call, comparable_time, limit_parameter, to_cursor
 from stateflow.ui.roots import CatalogJob, Reading, Roots
 from stateflow.ui.snapshots import Extent, Snapshot, is_of_person
+
+
+class JournalKind(StrEnum):
+    """What persons do to a job. All else, such as a start or a failure, is recorded by a run in its own name."""
+
+    RESTORE = "restore"
+    REJECTION = "rejection"
+    SAVEPOINT = SAVEPOINT_RECORD
+    DISPOSE = "dispose"
+    STOP = "stop"
+    FORK = "fork"
+    RELOCATE = "relocate"
 
 
 class JournalKey(NamedTuple):
@@ -79,13 +92,13 @@ class JournalFilter:
     """Which actions a journal has; None for all.
 
     Attributes:
-        kind: kind of the action, such as ``restore``.
+        kind: kind of the action.
         person: part of the name of the person who did, approved or requested it, in any case.
         since: earliest time, as `comparable_time` returns it.
         until: latest time.
     """
 
-    kind: str | None = None
+    kind: JournalKind | None = None
     person: str | None = None
     since: str | None = None
     until: str | None = None
@@ -159,8 +172,12 @@ _COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def to_csv(entries: Sequence[JournalEntry]) -> str:
-    """Returns entries as CSV with a line of titles.
+OMITTED = "older actions are omitted"
+"""Kind of the last row of a table that does not have all actions."""
+
+
+def to_csv(entries: Sequence[JournalEntry], *, omits_older: bool = False) -> str:
+    """Returns entries as CSV with a line of titles, and with a last row if there are older ones that it does not have.
 
     A text that a program for tables would compute as a formula begins with an apostrophe.
     """
@@ -176,6 +193,8 @@ def to_csv(entries: Sequence[JournalEntry]) -> str:
             found[f"{name}_account"] = person.get("account")
         found["facts"] = json.dumps(found["facts"])
         writer.writerow([_cell(found[name]) for name in _COLUMNS])
+    if omits_older:
+        writer.writerow([OMITTED if name == "kind" else "" for name in _COLUMNS])
     return out.getvalue()
 
 
@@ -184,20 +203,28 @@ def _cell(value: object) -> str:
     return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 
 
-_JOURNAL = (KIND, Parameter("person", TEXT, "part of the name of a person"), *TIMES)
+_KIND = Parameter("kind", {"type": "string", "enum": [each.value for each in JournalKind]}, "what was done")
+_JOURNAL = (_KIND, Parameter("person", TEXT, "part of the name of a person"), *TIMES)
+_TABLE = "The same as a table, whose last row says if older ones are omitted"
 _CSV_LIMIT = limit_parameter(10_000, 20_000)
 
 JOURNAL_ENDPOINTS = (
     Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (*PAGE, *_JOURNAL)),
-    Endpoint("jobs/{id}/journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
+    Endpoint("jobs/{id}/journal.csv", _TABLE, CSV, (_CSV_LIMIT, *_JOURNAL)),
     Endpoint("journal", "What persons did to all jobs", JournalPage, (*PAGE, *_JOURNAL)),
-    Endpoint("journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
+    Endpoint("journal.csv", _TABLE, CSV, (_CSV_LIMIT, *_JOURNAL)),
 )
 
 
 def _journal_filter(call: Call) -> JournalFilter:
     query = call.query
-    return JournalFilter(query.get("kind"), query.get("person"), call.time("since"), call.time("until"))
+    kind = call.member("kind", JournalKind, None)
+    return JournalFilter(kind, query.get("person"), call.time("since"), call.time("until"))
+
+
+def _table(read: Sequence[Read], wanted: JournalFilter, limit: int) -> str:
+    page, last = journal_page(read, wanted, None, limit)
+    return to_csv(page.entries, omits_older=last is not None)
 
 
 class JournalEndpoints:
@@ -233,10 +260,7 @@ class JournalEndpoints:
     async def _journal_table(self, call: Call) -> Answer:
         wanted, limit, read = _journal_filter(call), call.number(_CSV_LIMIT), await self._read_journal(call)
         assert limit is not None
-        return Answer(
-            [version_of(job, reading) for job, reading in read],
-            lambda: to_csv(journal_page(read, wanted, None, limit)[0].entries),
-        )
+        return Answer([version_of(job, reading) for job, reading in read], lambda: _table(read, wanted, limit))
 
     async def _read_journal(self, call: Call) -> list[Read]:
         if "id" in call.path:

@@ -7,6 +7,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from stateflow.clock import parse_timestamp
+from stateflow.config.settings import parse_duration
 from stateflow.errors import ConfigError, UnknownJob
 from stateflow.outputs import utc_text
 from stateflow.ui.access import Viewer
@@ -22,6 +24,7 @@ from stateflow.ui.roots import CatalogJob
 
 K = TypeVar("K")
 E = TypeVar("E", bound=StrEnum)
+D = TypeVar("D")
 
 TEXT, TIME, FLAG = {"type": "string"}, {"type": "string", "format": "date-time"}, {"type": "boolean"}
 CURSOR = Parameter("cursor", TEXT, "the next_cursor of the page before")
@@ -92,10 +95,12 @@ class Call:
             raise wrong_value(name, "a whole number above 0")
         return int(text)
 
-    def member(self, name: str, members: type[E], default: E) -> E:
-        """Returns a parameter that is a value of an enumeration. Raises ConfigError."""
+    def member(self, name: str, members: type[E], default: D) -> E | D:
+        """Returns a parameter that is a value of an enumeration, or its default. Raises ConfigError."""
         known = {member.value: member for member in members}
-        text = self.query.get(name, default.value)
+        text = self.query.get(name)
+        if text is None:
+            return default
         if text not in known:
             raise wrong_value(name, " or ".join(known))
         return known[text]
@@ -113,6 +118,19 @@ class Call:
             return utc_text(parse_timestamp(text))
         except (ValueError, OverflowError) as e:
             raise wrong_value(name, "a time such as 2026-01-31T03:00:00Z") from e
+
+    def duration(self, name: str) -> timedelta | None:
+        """Returns a parameter that is a duration above 0. Raises ConfigError."""
+        text = self.query.get(name)
+        if text is None:
+            return None
+        try:
+            found = parse_duration(text)
+        except (ValueError, OverflowError):
+            found = timedelta()
+        if not found:
+            raise wrong_value(name, "a duration such as 36h or 30d")
+        return found
 
     def cursor(self, kind: type[K]) -> K | None:
         """Returns the place that a cursor states. Raises ConfigError."""

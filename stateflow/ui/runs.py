@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, read_run_file
@@ -39,6 +39,23 @@ _CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by 
 
 
 @dataclass(frozen=True)
+class TaskTry:
+    """A try of a task of Airflow, which has started a run.
+
+    Attributes:
+        dag_id: id of the DAG.
+        dag_run_id: id of the DAG run.
+        task: id of the task; of a mapped one, with its index after a slash.
+        number: number of the try, from 1 on.
+    """
+
+    dag_id: str
+    dag_run_id: str
+    task: str
+    number: int
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """A run, as far as the history has records of it.
 
@@ -47,8 +64,8 @@ class RunSummary:
         run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
-        try_number: which try it was of a task of Airflow; None for other runs, and if a person has chosen the id of its
-            DAG run and its DAG is not known.
+        attempt: the try of a task of Airflow that has started it; None for other runs, and if a person has chosen the
+            id of its DAG run and its DAG is not known.
         requested_by: who has started it; null if its start was not recorded.
         stateflow: version of stateflow that ran it.
         started_at: when it was ready for its first batch.
@@ -74,7 +91,7 @@ class RunSummary:
     run: int | None
     driver: OptionalText
     reason: OptionalText
-    try_number: int | None
+    attempt: TaskTry | None
     requested_by: Person
     stateflow: OptionalText
     started_at: Timestamp
@@ -133,23 +150,24 @@ def _claim_of(entry: LogEntry) -> ActionRecord:
 
 
 _TRY = re.compile(
-    r"(?P<task>(?P<dag>[\w.-]+)/(?P<made>(?:scheduled|manual|backfill|operator_triggered|asset_triggered"
-    r"|asset_materialization)__)?.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?",
+    r"(?P<dag>[\w.-]+)/(?P<run>(?P<made>(?:scheduled|manual|backfill|operator_triggered|asset_triggered"
+    r"|asset_materialization)__)?.+)/(?P<task>(?=[^/]*[A-Za-z_])[^/]+(?:/[0-9]+)?)/(?P<number>[0-9]{1,9})"
+    r"(?:; restart [0-9]+)?",
     re.DOTALL,
 )
-"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try.
+"""The reason of a run that a task of Airflow has started: DAG, DAG run, task, index of a mapped task, and try.
 
 A run that a command has started may have a reason like ``a/b/c/7``. So either Airflow has such a DAG of the job, or the
 id of the DAG run begins as Airflow makes it: a DAG may have been deleted, and only Airflow knows DAGs.
 """
 
 
-def _try_of(reason: str, dag_ids: Collection[str]) -> tuple[str, int | None]:
-    """Returns the task of Airflow that has started a run, and the number of its try; otherwise the reason."""
+def _try_of(reason: str, dag_ids: Collection[str]) -> TaskTry | None:
+    """Returns the try that has started a run; None if no task of Airflow has."""
     found = _TRY.fullmatch(reason)
     if found is None or not (found["made"] or found["dag"] in dag_ids):
-        return reason, None
-    return found["task"], int(found["number"])
+        return None
+    return TaskTry(found["dag"], found["run"], found["task"], int(found["number"]))
 
 
 def _run(
@@ -169,7 +187,7 @@ def _run(
         run=newest.run if newest else start.number("run"),
         driver=newest.driver if newest else start.text("driver"),
         reason=reason,
-        try_number=_try_of(reason, dag_ids)[1],
+        attempt=_try_of(reason, dag_ids),
         requested_by=start.by,
         stateflow=start.text("stateflow"),
         started_at=start.ended_at,
@@ -273,7 +291,7 @@ def run_page(
     checkpoints = _checkpoints(snapshot, generation)
     return RunPage(
         run=run,
-        tries=_tries(runs, run, dag_ids),
+        tries=_tries(runs, run),
         failed_starts=_failed_starts(snapshot, runs, generation),
         progress=snapshot.position.description.progress if run.is_open else None,
         checkpoints=checkpoints[:_MOST_CHECKPOINTS],
@@ -286,9 +304,11 @@ def run_page(
     )
 
 
-def _tries(runs: Sequence[RunSummary], run: RunSummary, dag_ids: Collection[str]) -> tuple[RunSummary, ...]:
-    task, number = _try_of(run.reason, dag_ids)
-    same = (each for each in runs if number is not None and _try_of(each.reason, dag_ids)[0] == task)
+def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
+    own = run.attempt
+    if own is None:
+        return ()
+    same = (each for each in runs if each.attempt and replace(each.attempt, number=own.number) == own)
     return tuple(same)[-_MOST_TRIES:]
 
 

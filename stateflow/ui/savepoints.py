@@ -40,7 +40,7 @@ _COMPARED = (
 _RETENTION = (
     Parameter("retain", {"type": "integer", "minimum": 1}, "checkpoints to keep; by default, none is released"),
     Parameter("savepoints", {"type": "integer", "minimum": 1}, "periodic savepoints to keep; by default all"),
-    Parameter("max_age_days", {"type": "integer", "minimum": 1, "maximum": 36_500}, "largest age of those to keep"),
+    Parameter("max_age", TEXT, "largest age of those to keep, such as 36h or 30d"),
 )
 
 
@@ -287,8 +287,8 @@ class SavepointEndpoints:
         return Answer([version_of(job, reading), state_of(found), repr(value)], lambda: savepoint_diff(reading, found))
 
     async def _retention_preview(self, call: Call) -> Answer:
-        job, (retain, savepoints, days) = call.job, [call.number(each) for each in _RETENTION]
-        rule = SavepointRule(savepoints, None if days is None else timedelta(days=days))
+        job, (retain, savepoints) = call.job, [call.number(each) for each in _RETENTION[:2]]
+        rule = SavepointRule(savepoints, call.duration("max_age"))
         reading, snapshot, _ = await self._roots.read_position(job)
         root, key = snapshot.root, (job.job_root, snapshot.version, repr(retain), repr(rule))
         found = await self._retentions.read(key, lambda: preview_retention(root, retain, rule))

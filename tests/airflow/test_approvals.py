@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from airflow.providers.standard.operators import hitl
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param, TriggerRule
-from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped, TaskAwaitingInput
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
@@ -36,15 +37,17 @@ from stateflow_airflow.operators.approvals.command_approval import (
 from stateflow_airflow.operators.recovery import StateflowRestoreOperator
 from stateflow_airflow.operators.restore_plan import parse_plan
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
-from stateflow_airflow.operators.retention_limits import Retention
+from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import FakeRun, FakeSpark, fails
 from tests.airflow.jobs import job_arguments, new_run, plan_restore, use_submit
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 from tests.support.screens import normalized
 
+PAGES = json.loads((REPOSITORY / "ui" / "src" / "test-requests.json").read_text())["confs"]
 ADA = {"id": "ada", "name": "ada"}
 AT = datetime(2026, 1, 31, 3, 0, tzinfo=UTC)
 STOP: dict[str, Any] = {"name": "last", "origin": "manual", "reason": "upgrade", "drain": "False"}
@@ -425,6 +428,57 @@ def test_a_savepoint_is_disposed_of_with_an_approval_only(saved: AccountsJob, mo
         collect(saved, yes, **disposal)
     with fails(PermanentFailure, "config"):
         answered(asks_to_delete(saved, dispose="none-such"), task())
+
+
+def retention_of(job: AccountsJob, conf: dict[str, Any]) -> tuple[DAG, dict[str, Any]]:
+    """The DAG of a retention with limits and tables, with what a DAG run with this configuration renders."""
+    limits = Retention(checkpoints=2, savepoints=1, max_age=timedelta(milliseconds=1))
+    described = StateflowJob(name="accounts", root=str(job.root), tables=TableMaintenance())
+    made = stateflow_dags(job=described, application="/jobs/job.py", retention=limits)
+    dag = next(each for each in made if each.dag_id == "accounts_retention")
+    params = {**dag.params, **conf}
+    assert params.keys() == dag.params.keys()
+    for name in ("approve", "collect"):
+        operator: Any = dag.get_task(name)
+        for field in ("retain", "savepoints", "savepoints_max_age", "dispose", "reason"):
+            setattr(operator, field, operator.render_template(getattr(operator, field), {"params": params}))
+    return dag, params
+
+
+@pytest.mark.parametrize("conf", [PAGES["disposal"], {**PAGES["disposal"], "dispose": "p2"}], ids=["mine", "p2"])
+def test_a_deletion_that_a_page_requests_deletes_that_savepoint_only(saved: AccountsJob, conf: dict[str, Any]) -> None:
+    """Whatever the DAG deletes by default: it would keep two checkpoints and one savepoint, and maintain tables."""
+    before, checkpoints = set(root_files.savepoints(saved.root)), collect(saved)["retained_checkpoint_ids"]
+    dag, params = retention_of(saved, conf)
+    for skipped in ("savepoint", "tables"):
+        with pytest.raises(AirflowSkipException):
+            dag.get_task(skipped)._pre_execute_hook({"params": params})
+    asking, collecting = dag.get_task("approve"), dag.get_task("collect")
+    assert isinstance(asking, JobApprovalOperator) and isinstance(collecting, StateflowRetentionOperator)
+    yes = answered(asking, task())
+    assert [each.split()[1] for each in yes["loss"]] == [conf["dispose"]]
+    collecting.approval, collecting.preview = yes, False
+    done = collecting.execute(task(task_id="collect").next_try())
+    assert done["deleted_savepoints"] == [conf["dispose"]] and done["retained_checkpoint_ids"] == checkpoints
+    assert set(root_files.savepoints(saved.root)) == before - {conf["dispose"]}
+
+
+def test_a_retention_that_a_page_requests_has_the_limits_that_it_has_shown(saved: AccountsJob) -> None:
+    dag, params = retention_of(saved, PAGES["retention"])
+    operator = dag.get_task("collect")
+    assert isinstance(operator, StateflowRetentionOperator)
+    limits = Retention.of_arguments(operator.retain, operator.savepoints, operator.savepoints_max_age)
+    assert limits == Retention(checkpoints=2, savepoints=7, max_age=timedelta(days=30))
+    with pytest.raises(AirflowSkipException):
+        dag.get_task("tables")._pre_execute_hook({"params": params})
+
+
+def test_a_shorter_age_than_configured_needs_an_approval(saved: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = {"savepoints_max_age": "1ms", "configured": Retention(savepoints=None, max_age=timedelta(days=100_000))}
+    text = asked(asks_to_delete(saved, **shorter), monkeypatch, task())
+    assert "savepoint p1" in text and "savepoint p2" in text and "savepoint p3" not in text
+    with fails(PermanentFailure, "not-approved"):
+        collect(saved, **shorter)
 
 
 @pytest.mark.parametrize(("name", "expired"), [("p1", ()), ("p2", ("p1",)), ("p3", ("p1",))])

@@ -7,11 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.api_fastapi.core_api.datamodels.dags import DAGDetailsResponse
 from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
@@ -22,15 +23,17 @@ from stateflow import failpoints
 from stateflow.checkpoint.restore.graph_map import JobGraph, StoredGraph, parse_maps
 from stateflow.checkpoint.restore.plan_document import PlanPart, RestorePlan, differing_parts, expected_plan_of
 from stateflow.checkpoint.restore.targets import resolve_target
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.helpers import check_name
 from stateflow.runtime.restore.graph_changes import choose_starts
 from stateflow_airflow.dags import Retention, StateflowJob, TableMaintenance, failpoint, stateflow_dags
+from stateflow_airflow.dags.forms import retention_params
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.base import escape
-from stateflow_airflow.operators.template_values import to_count, to_lines, to_words
+from stateflow_airflow.operators.template_values import to_count, to_duration, to_lines, to_words
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
@@ -56,6 +59,8 @@ job = StateflowJob(
 )
 globals().update({dag.dag_id: dag for dag in stateflow_dags(job, "/jobs/job.py")})
 """
+PAGES = json.loads((REPOSITORY / "ui" / "src" / "test-requests.json").read_text())
+"""Requests of the pages; the tests of the pages compare them with what the pages send."""
 FOLDED = {
     "_savepoint": {"format", "origin"},
     "_retention": {"dispose"},
@@ -397,6 +402,43 @@ def test_a_number_to_keep_is_one_that_the_tasks_accept(value: object) -> None:
     assert not valid or value is None or to_count("retain", str(value), "checkpoints") == value
 
 
+AGES = st.builds(
+    lambda number, unit: f"{number}{unit}",
+    matching(r"[0-9]{0,7}[.]?[0-9]{0,3}"),
+    st.sampled_from(["", "s", " sec", "m", "mins", "H", "hours", "d", " days", "w", "ms", "month"]),
+)
+
+
+@given(around(st.one_of(AGES, NASTY)))
+@example("0d")
+@example("0.001s")
+@example("5\u00a0d")
+@example("5d\u2028")
+@example("5\u017f")
+def test_an_age_of_savepoints_is_one_that_the_tasks_accept(text: str) -> None:
+    found = accepts(PARAMS["_retention"]["max_age"], text)
+    # The form takes fewer: no milliseconds, and at most six digits.
+    assert not found or not text.strip() or SavepointRule(max_age=to_duration("max_age", text)).max_age
+
+
+@pytest.mark.parametrize("age", [None, timedelta(days=30), timedelta(hours=36), timedelta(minutes=90, seconds=1.5)])
+def test_the_form_has_the_age_of_the_configuration(age: timedelta | None) -> None:
+    param = retention_params(Retention(max_age=age), None)["max_age"]
+    assert to_duration("max_age", param.resolve()) == age
+
+
+def test_a_page_reads_the_defaults_of_the_form() -> None:
+    """As Airflow's API answers with the details of a DAG."""
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(family()["_retention"]))
+    answer = DAGDetailsResponse.get_params(dag.params)
+    assert answer is not None
+    assert {name: answer[name]["value"] for name in ("retain", "savepoints", "max_age")} == {
+        "retain": 5,
+        "savepoints": 7,
+        "max_age": None,
+    }
+
+
 def test_a_text_that_is_no_number_to_keep_is_refused() -> None:
     for text in ("1" * 310, "1" * 5000, "1_0", "+5", " 5", "5.", "1e3", "9e+999", "1.25e+01", "0e+10", "0.0", "٣"):
         with fails(PermanentFailure, "config"):
@@ -478,6 +520,8 @@ WRONG: list[tuple[str, str, object]] = [
     ("_retention", "retain", 2.5),
     ("_retention", "savepoints", 0),
     ("_retention", "savepoints", "7"),
+    ("_retention", "max_age", "30"),
+    ("_retention", "max_age", 30),
     ("_retention", "preview", None),
     ("_retention", "tables", 1),
     ("_retention", "dispose", "savepoints/before-v2"),
@@ -540,6 +584,8 @@ RIGHT: list[tuple[str, dict[str, object]]] = [
     ("_retention", {"retain": None, "savepoints": 1, "preview": True}),
     ("_retention", {"retain": 5.0}),
     ("_retention", {"dispose": " "}),
+    ("_retention", {"max_age": " 1.5 D "}),
+    *(("_retention", conf) for conf in PAGES["confs"].values()),
     ("_retention", {"dispose": "before-v2", "reason": "the upgrade is done"}),
     ("_recovery", GOOD),
     (

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -53,12 +54,12 @@ from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.checkpoints import CheckpointPage, PointPage
 from stateflow.ui.dags import DAG_ENDPOINTS, DagJobs, JobFamily
 from stateflow.ui.jobs import JobList, JobState
-from stateflow.ui.journal import JournalPage
+from stateflow.ui.journal import OMITTED, JournalKind, JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.requests import to_cursor
 from stateflow.ui.restores import RestorePlanPage
 from stateflow.ui.roots import CatalogJob, Orchestration
-from stateflow.ui.runs import GraphPage, RunPage, runs_of
+from stateflow.ui.runs import GraphPage, RunPage, TaskTry, runs_of
 from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
 from stateflow.ui.snapshots import Action, History, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
@@ -351,6 +352,25 @@ def test_the_journal_has_what_persons_did_over_all_jobs(job: PagesJob, tmp_path:
     # A program for tables computes nothing.
     assert rows[0]["reason"] == "'=HYPERLINK(1)" and answer.headers["content-disposition"].startswith("attachment")
     assert rows[1]["requested_by"] == "uma" and json.loads(rows[1]["facts"])["target_label"]
+
+
+def test_a_table_of_the_journal_says_that_older_actions_are_omitted(pages: Pages) -> None:
+    def kinds(limit: int) -> list[str]:
+        text = pages.http.get("/api/v1/journal.csv", params={"limit": limit}).text
+        return [row["kind"] for row in csv.DictReader(io.StringIO(text))]
+
+    every = [entry["kind"] for entry in pages.get("journal", JournalPage)["entries"]]
+    assert len(every) > 1
+    assert kinds(len(every)) == every and kinds(1) == [every[0], OMITTED]
+
+
+def test_the_journal_can_be_filtered_by_what_it_can_have_and_by_nothing_else(pages: Pages) -> None:
+    """A run records its start and its failure in its own name: a filter for these would never find anything."""
+    found = {kind: pages.get("journal", JournalPage, kind=kind.value)["entries"] for kind in JournalKind}
+    assert sum(map(len, found.values())) == len(pages.get("journal", JournalPage)["entries"])
+    assert {e["kind"] for e in found[JournalKind.RESTORE]} == {"restore"}
+    for kind in ("run", "failure", "background", "checkpoint", ""):
+        assert _error(pages, "journal", kind=kind)[0] == 422
 
 
 def test_runs_and_schedules_are_not_in_the_journal(tmp_path: Path) -> None:
@@ -998,7 +1018,10 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
     runs = pages.get("jobs/job", JobState)["runs"]
     shown = {run["generation"]: pages.get(f"jobs/job/runs/{run['generation']}", RunPage) for run in runs}
     newest, nightly, second, first, oldest = shown.values()
-    assert [page["run"]["try_number"] for page in shown.values()] == [3, None, 2, 1, None]
+    tried = [page["run"]["attempt"] for page in shown.values()]
+    assert [each and each["number"] for each in tried] == [3, None, 2, 1, None]
+    known = {"dag_id": "flights", "dag_run_id": "manual__2026-01-31T03:00:00+00:00_a/b", "task": "run"}
+    assert tried[2] == {**known, "number": 2}
     tries = [first["run"], second["run"], newest["run"]]
     assert newest["tries"] == second["tries"] == tries and nightly["tries"] == oldest["tries"] == []
     assert [page["failed_starts"] for page in (oldest, second, nightly, newest)] == [[]] * 4
@@ -1011,10 +1034,12 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
 
 
 @pytest.mark.parametrize(
-    ("reason", "number"),
+    ("reason", "attempt"),
     [
-        ("flights/scheduled__2026-01-31T03:00:00+00:00/run/2", 2),
-        ("f.lights-é_1/manual__x/y\n/run/0/12; restart 3", 12),
+        ("flights/scheduled__2026-01-31/run/2", TaskTry("flights", "scheduled__2026-01-31", "run", 2)),
+        ("f.lights-é_1/manual__x/y\n/run/0/12; restart 3", TaskTry("f.lights-é_1", "manual__x/y\n", "run/0", 12)),
+        ("known/a/b/run/7/1", TaskTry("known", "a/b", "run/7", 1)),
+        ("known/a/7/1", None),
         ("a/b/c/7", None),
         ("/data/jobs/7", None),
         ("https://example.com/manual__x/y/7", None),
@@ -1022,10 +1047,18 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
         ("flights/manual__x/run/7 again", None),
     ],
 )
-def test_only_a_reason_as_airflow_writes_it_has_a_try(job: PagesJob, reason: str, number: int | None) -> None:
+def test_only_a_reason_as_airflow_writes_it_has_a_try(job: PagesJob, reason: str, attempt: TaskTry | None) -> None:
     record = ActionRecord(seq=1, kind=RUN_START, ended_at="2026-01-31T03:00:00+00:00", by="process:h/1", reason=reason)
-    (run,) = runs_of(Snapshot(job.root, history=History(actions=[Action(record, "")])))
-    assert (run.reason, run.try_number) == (reason, number)
+    (run,) = runs_of(Snapshot(job.root, history=History(actions=[Action(record, "")])), {"known"})
+    assert (run.reason, run.attempt) == (reason, attempt)
+
+
+@pytest.mark.parametrize("part", ["x" * 150_000, "1/" * 75_000, "x/" * 75_000, "x/1/" * 40_000])
+def test_a_long_reason_is_read_in_linear_time(job: PagesJob, part: str) -> None:
+    record = ActionRecord(seq=1, kind=RUN_START, ended_at="", by="process:h/1", reason=f"known/a/{part}/y")
+    begun = time.thread_time()
+    (run,) = runs_of(Snapshot(job.root, history=History(actions=[Action(record, "")])), {"known"})
+    assert run.attempt is None and time.thread_time() - begun < 3
 
 
 def test_an_open_run_shows_the_progress_of_its_batch(tmp_path: Path) -> None:
@@ -1086,7 +1119,7 @@ def test_a_preview_of_a_retention_is_what_it_deletes(tmp_path: Path) -> None:
     job.save("manual")
     pages, kept = Pages.of(job), job.checkpoints
     assert pages.get("jobs/job/retention-preview", RetentionPreview)["freed_bytes"] == 0
-    given = {"retain": 2, "savepoints": 1, "max_age_days": 7}
+    given = {"retain": 2, "savepoints": 1, "max_age": "7d"}
     page = pages.get("jobs/job/retention-preview", RetentionPreview, **given)
     assert (page["checkpoints"], page["savepoints"]) == (kept[:-2], ["a", "b"]) and page["problem"] is None
     before = operations.collect_garbage(job.address)
@@ -1094,7 +1127,7 @@ def test_a_preview_of_a_retention_is_what_it_deletes(tmp_path: Path) -> None:
     collected = operations.collect_garbage(job.address, retain=2)
     assert before.deleted_files == 0 and list(pruned.deleted) == page["savepoints"]
     assert (kept[-2:], page["freed_bytes"]) == (job.checkpoints, pruned.freed_bytes + collected.freed_bytes)
-    for wrong in ({"retain": "0"}, {"savepoints": "-1"}, {"max_age_days": "soon"}):
+    for wrong in ({"retain": "0"}, {"savepoints": "-1"}, {"max_age": "soon"}, {"max_age": "0s"}):
         assert _error(pages, "jobs/job/retention-preview", **wrong)[0] == 422
 
 

@@ -81,8 +81,10 @@ export function useDag(dag: string | null): Resource<Dag> {
   return useAirflow(dag === null ? null : `api/v2/dags/${segment(dag)}`, 10_000);
 }
 
-/** The params of a DAG's form, by name. */
-export function useDagDetails(dag: string | null): Resource<{ params: Record<string, unknown> | null }> {
+/** The fields of a DAG's form by name, with their defaults. */
+export type DagParams = Readonly<Record<string, { value?: unknown }>>;
+
+export function useDagDetails(dag: string | null): Resource<{ params: DagParams | null }> {
   return useAirflow(dag === null ? null : `api/v2/dags/${segment(dag)}/details`, 300_000);
 }
 
@@ -146,6 +148,9 @@ export interface Family {
   /** Whether they are known, so that what is missing does not exist. */
   isKnown: boolean;
   problem: Problem | null;
+  /** The job's name, as far as the page knows it: that of the folder of its job root. */
+  name: string;
+  /** The DAG with this role whose name is nearest to the job's. */
   dag: (role: FamilyDag["role"]) => FamilyDag | null;
   dags: readonly FamilyDag[];
   /** The questions about the job that wait for an answer, newest first. */
@@ -156,14 +161,39 @@ export interface Family {
 const NO_DAGS: readonly FamilyDag[] = [];
 const NO_QUESTIONS: readonly OpenQuestion[] = [];
 
+/**
+ * The DAG with a role whose id is nearest to one of several names, the first of which counts most: NAME_ROLE, or NAME
+ * itself for a run, then another id that begins with NAME_, then the shortest id. One that begins with an underscore,
+ * as hidden ones do, is the last.
+ */
+export function nearestDag(dags: readonly FamilyDag[], role: FamilyDag["role"], names: readonly string[]): FamilyDag | null {
+  const known = names.filter((name) => name !== "");
+  const rank = ({ dag_id: id }: FamilyDag) => [
+    ...known.flatMap((name) => [id === (role === "run" ? name : `${name}_${role}`), id.startsWith(`${name}_`)]).map((fits) => (fits ? 0 : 1)),
+    id.startsWith("_") ? 1 : 0,
+    id.length,
+  ];
+  const order = (one: FamilyDag, other: FamilyDag) => {
+    const [left, right] = [rank(one), rank(other)];
+    const differs = left.findIndex((value, index) => value !== right[index]);
+    return differs === -1 ? one.dag_id.localeCompare(other.dag_id) : (left[differs] ?? 0) - (right[differs] ?? 0);
+  };
+  return dags.filter((each) => each.role === role).sort(order)[0] ?? null;
+}
+
+/** The id of a job root is the name of its folder and a hash. */
+const HASH = /-[0-9a-f]{16}$/;
+
 export function useFamily(job: string | null): Family {
   const { value, problem, reload } = useResource<JobFamily>(isStandalone || job === null ? null : `jobs/${segment(job)}/family`, 15_000);
   const dags = value?.dags ?? NO_DAGS;
   const isMissing = isStandalone || problem?.status === 404;
+  const name = (job ?? "").replace(HASH, "");
   return {
     isKnown: isMissing || value !== null,
     problem: isMissing || value !== null ? null : problem,
-    dag: (role) => dags.find((each) => each.role === role) ?? null,
+    name,
+    dag: (role) => nearestDag(dags, role, [name]),
     dags,
     questions: value?.questions ?? NO_QUESTIONS,
     reload,

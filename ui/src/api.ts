@@ -1,6 +1,6 @@
 // What the pages read: the types of the answers of `api/v1`, and the hook that keeps an answer current.
 import { useCallback, useEffect, useState } from "react";
-import type { components } from "./generated/api";
+import type { components, operations } from "./generated/api";
 
 type Schemas = components["schemas"];
 export type ActionEntry = Schemas["ActionEntry"];
@@ -22,6 +22,7 @@ export type JobList = Schemas["JobList"];
 export type JobRow = Schemas["JobRow"];
 export type JobState = Schemas["JobState"];
 export type JournalEntry = Schemas["JournalEntry"];
+export type JournalKind = NonNullable<NonNullable<operations["journal"]["parameters"]["query"]>["kind"]>;
 export type JournalPage = Schemas["JournalPage"];
 export type OpenQuestion = Schemas["OpenQuestion"];
 export type OperatorStatus = Schemas["OperatorStatus"];

@@ -93,12 +93,12 @@ export function formatAge(at: string, now: number): string {
   return unit === "millisecond" ? NOW : RELATIVE.format(Math.trunc(ms / length), unit);
 }
 
-/** "1 kB → 2.5 kB (+1.5 kB)"; `format` writes a number with its unit. Null is a number that is not known, undefined is none. */
+/** "1 kB → 2.5 kB (+1.5 kB)"; `format` writes a number with its unit. Null is not known, and undefined is none. */
 export function formatChange(from: number | null | undefined, to: number | null | undefined, format: (value: number) => string): string {
   const text = (value: number | null | undefined) => (value === undefined ? "none" : value === null ? "not known" : format(value));
   if (from === to) return text(from);
   const both = `${text(from)} → ${text(to)}`;
-  if (from == null || to == null) return both;
+  if (typeof from !== "number" || typeof to !== "number") return both;
   return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
 }
 

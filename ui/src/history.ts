@@ -10,7 +10,7 @@ export function useNewest(address: string, everyMs = 10_000): Resource<TimelineP
   return useResource<TimelinePage>(`${address}/timeline`, everyMs);
 }
 
-/** The part of a history that is shown, and what shows the parts beside it; null if there is none. */
+/** The part of a history that is shown, and what shows the parts before and after it; null if there is none. */
 export interface HistoryPart {
   resource: Resource<TimelinePage>;
   /** Whether it ends with the present state. */

@@ -49,7 +49,7 @@ it("names no tables to keep if all are kept", () => {
 });
 
 it("quotes the words of the commands", () => {
-  const [plan, execute] = restoreCommands("/jobs/my job", all, "it's $(bad)", "my job.py");
+  const [plan, execute] = restoreCommands("/jobs/my job", all, "it's $(bad)", { job: "my job.py", settings: "" });
   expect(plan).toBe(
     "stateflow restore 'my job.py' --job-root '/jobs/my job' --plan before:2026-01-31T03:00 --keep-table out --keep-table audit --drop old" +
       " --map count=counts --source orders=earliest --source 'clicks={\"0\": 5}' --from-other-job --claim-mode claim --out plan.json",

@@ -4,35 +4,16 @@ import type { RunSummary } from "./api";
 /** Kinds of actions whose number is the generation of their run. */
 export const KINDS_OF_RUNS: ReadonlySet<string> = new Set(["run", "failure", "background"]);
 
-/** A try of a task that runs a job; the task writes it into the reason of its run. */
-export interface Attempt {
-  dag: string;
-  dagRun: string;
-  /** Task, with its map index if it has one. */
-  task: string;
-  number: number;
-}
-
-/** DAG, DAG run, task, map index, try, and how often the launch restarted. The id of a DAG run can have slashes. */
-// A reason can be any text of any length: each part between slashes is read a fixed number of times.
-const REASON = /^([^/]+)\/(.+)\/((?=[^/]*[A-Za-z_])[^/]+(?:\/\d+)?)\/(\d+)(?:; restart \d+)?$/;
-
-/** The try of a task in the reason of a run; null if no task of Airflow has started it. */
-export function attemptOf(reason: string | null): Attempt | null {
-  const [, dag, dagRun, task, number] = REASON.exec(reason ?? "") ?? [];
-  if (dag === undefined || dagRun === undefined || task === undefined) return null;
-  return { dag, dagRun, task, number: Number(number) };
-}
+/** A try of a task of Airflow that has started a run. */
+export type Attempt = NonNullable<RunSummary["attempt"]>;
 
 /** The runs of the same task of the same DAG run, the newest of each try, in the order of tries. */
-export function triesOf(run: RunSummary, runs: readonly RunSummary[]): [Attempt, RunSummary][] {
-  // A reason that anybody may have written can look like that of a task.
-  const own = run.try_number === null ? null : attemptOf(run.reason);
+export function triesOf({ attempt: own }: RunSummary, runs: readonly RunSummary[]): [Attempt, RunSummary][] {
   if (own === null) return [];
   const byNumber = new Map<number, [Attempt, RunSummary]>();
-  for (const each of [...runs, run].sort((a, b) => a.generation - b.generation)) {
-    const found = each.try_number === null ? null : attemptOf(each.reason);
-    const isSame = found !== null && found.dag === own.dag && found.dagRun === own.dagRun && found.task === own.task;
+  for (const each of [...runs].sort((a, b) => a.generation - b.generation)) {
+    const found = each.attempt;
+    const isSame = found !== null && found.dag_id === own.dag_id && found.dag_run_id === own.dag_run_id && found.task === own.task;
     if (isSame) byNumber.set(found.number, [found, each]);
   }
   return [...byNumber.values()].sort(([a], [b]) => a.number - b.number);

@@ -126,7 +126,7 @@ export function runSummary(generation: number, more: Partial<RunSummary> = {}): 
     run: null,
     driver: null,
     reason: null,
-    try_number: null,
+    attempt: null,
     is_open: false,
     requested_by: null,
     stateflow: null,
@@ -280,6 +280,11 @@ export const family: JobFamily = {
     is_paused: role === "run",
   })),
 };
+
+/** A try of the task that runs the job, in a DAG run. */
+export function attempt(number: number, run = "r"): RunSummary["attempt"] {
+  return { dag_id: "flights", dag_run_id: run, task: "run", number };
+}
 
 export const RUN = "manual__2026-01-31T03:00:00+00:00_x";
 

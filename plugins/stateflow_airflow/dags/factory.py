@@ -252,7 +252,7 @@ displaces no periodic one and is kept until a user deletes it.
 **To see what would be deleted**, trigger it with *Preview*: it takes no savepoint and deletes nothing; the log of
 `collect` has the list.
 
-Numbers in the form that delete what the configured numbers keep need the approval of another user (with
+Limits in the form that delete what the configured limits keep need the approval of another user (with
 `self_approval`, also of the same one) within a day: task `approve`, tab *Required Actions*. The approval counts for the
 checkpoints and savepoints that the question lists. When others would be deleted as well, because the job has made more,
 clear `approve`. If nothing needs an approval, that task asks nothing. *Savepoint to delete* names a savepoint of any
@@ -319,7 +319,7 @@ def _limits(job: StateflowJob, retention: Retention) -> dict[str, Any]:
     return {
         "retain": "{{ params.retain }}",
         "savepoints": "{{ params.savepoints }}",
-        "savepoints_max_age": retention.max_age,
+        "savepoints_max_age": "{{ (params.max_age or '') | trim }}",
         "dispose": "{{ params.dispose or '' }}",
         "reason": "{{ params.reason or '' }}",
         "configured": with_setting(job, retention),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NotRequired, TypedDict
 
 from airflow.sdk import Param
@@ -155,6 +156,12 @@ FAILPOINT = _optional(
     rf"(?:{'|'.join(_STEPS)})(?::(?:[1-9][0-9]*)?(?::(?:kill|stop|error))?)?".replace(".", "[.]"),
     f"a step, and the number of times that it passes, such as batch.reported:3; steps are {', '.join(_STEPS)}",
 )
+AGE = _optional(
+    # In ASCII, as the library reads it: otherwise, a long s is a letter s in another case.
+    r"(?=[0-9.]*[1-9])[0-9]{1,6}(?:[.][0-9]{1,3})?(?a:\s*(?i:s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?))",
+    "a duration above 0, such as 36h or 30d; or nothing",
+    r"(?a:\s)",
+)
 AT_LEAST_ONE = Rule({"exclusiveMinimum": 0}, "1 or more, or nothing")
 
 
@@ -251,6 +258,13 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
             "The newest ones, such as **7**; savepoints that a user has taken are always kept. Fewer than configured"
             " need an approval. Empty: all.",
         ),
+        "max_age": text(
+            "Age of periodic savepoints",
+            "Older ones are deleted as well, such as **36h** or **30d**; the newest one is always kept. A shorter age"
+            " than configured needs an approval. Empty: no limit.",
+            AGE,
+            default=_age_text(retention.max_age),
+        ),
         "reason": text(
             "Reason",
             "For the approver, such as **the upgrade is done**; stored in the job's history with the **Savepoint to"
@@ -261,11 +275,22 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
         "dispose": text(
             "Savepoint to delete",
             "The name of a savepoint of any origin, such as **before-v2**: it is deleted for ever, once a user has"
-            " approved it, and no savepoint is taken first.",
+            " approved it, and no savepoint is taken first. What the other fields say is done as well.",
             SAVEPOINT_TO_DELETE,
             section=_ONE,
         ),
     }
+
+
+_AGE_UNITS = (("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("m", timedelta(minutes=1)))
+
+
+def _age_text(age: timedelta | None) -> str | None:
+    """Returns an age in the largest unit of which it is a whole number."""
+    if age is None:
+        return None
+    whole = (f"{age // length}{unit}" for unit, length in _AGE_UNITS if not age % length)
+    return next(whole, f"{age.total_seconds()}s")
 
 
 def recovery_params(job: StateflowJob) -> dict[str, Param]:
@@ -395,6 +420,7 @@ def text(
     description: str,
     rule: Rule,
     *,
+    default: str | None = None,
     required: bool = False,
     multiline: bool = False,
     section: str | None = None,
@@ -405,6 +431,7 @@ def text(
         title: what the form shows in front of the field.
         description: what the form shows below it, in Markdown: what it does, with an example.
         rule: what the text must be.
+        default: the text of an optional param.
         required: whether the form cannot be sent without it. Only the type `null` makes it optional.
         multiline: whether the form shows several lines.
         section: the section of the form, folded at first; None for the first one.
@@ -413,7 +440,7 @@ def text(
     kind: dict[str, object] = {"type": "string", "minLength": 1} if required else {"type": ["null", "string"]}
     lines = {"format": "multiline"} if multiline else {}
     schema = {**kind, **lines, **shown, **checks}
-    return Param(schema=schema) if required else Param(None, schema=schema)
+    return Param(schema=schema) if required else Param(default, schema=schema)
 
 
 def choice(title: str, description: str, values: Mapping[str, str], section: str | None = None) -> Param:

@@ -215,7 +215,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The same as a table */
+        /** The same as a table, whose last row says if older ones are omitted */
         get: operations["jobs-journal-csv"];
         put?: never;
         post?: never;
@@ -249,7 +249,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The same as a table */
+        /** The same as a table, whose last row says if older ones are omitted */
         get: operations["journal-csv"];
         put?: never;
         post?: never;
@@ -967,7 +967,7 @@ export interface components {
             run: number | null;
             driver: string | null;
             reason: string | null;
-            try_number: number | null;
+            attempt: components["schemas"]["TaskTry"] | null;
             requested_by: components["schemas"]["Requester"] | null;
             stateflow: string | null;
             started_at: string | null;
@@ -1184,6 +1184,13 @@ export interface components {
             state_bytes: number;
             function_ms: number;
             cpu_ms: number;
+        };
+        /** @description A try of a task of Airflow, which has started a run. */
+        TaskTry: {
+            dag_id: string;
+            dag_run_id: string;
+            task: string;
+            number: number;
         };
         /** @description A part of the history of a job: its newest records, or those before an earlier page. */
         TimelinePage: {
@@ -1557,8 +1564,8 @@ export interface operations {
                 retain?: number;
                 /** @description periodic savepoints to keep; by default all */
                 savepoints?: number;
-                /** @description largest age of those to keep */
-                max_age_days?: number;
+                /** @description largest age of those to keep, such as 36h or 30d */
+                max_age?: string;
             };
             header?: never;
             path: {
@@ -1641,8 +1648,8 @@ export interface operations {
                 cursor?: string;
                 /** @description how many */
                 limit?: number;
-                /** @description kind of the entry, such as checkpoint or restore */
-                kind?: string;
+                /** @description what was done */
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1682,8 +1689,8 @@ export interface operations {
             query?: {
                 /** @description how many */
                 limit?: number;
-                /** @description kind of the entry, such as checkpoint or restore */
-                kind?: string;
+                /** @description what was done */
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1699,7 +1706,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The same as a table */
+            /** @description The same as a table, whose last row says if older ones are omitted */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1725,8 +1732,8 @@ export interface operations {
                 cursor?: string;
                 /** @description how many */
                 limit?: number;
-                /** @description kind of the entry, such as checkpoint or restore */
-                kind?: string;
+                /** @description what was done */
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1764,8 +1771,8 @@ export interface operations {
             query?: {
                 /** @description how many */
                 limit?: number;
-                /** @description kind of the entry, such as checkpoint or restore */
-                kind?: string;
+                /** @description what was done */
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1779,7 +1786,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The same as a table */
+            /** @description The same as a table, whose last row says if older ones are omitted */
             200: {
                 headers: {
                     [name: string]: unknown;

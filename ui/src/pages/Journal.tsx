@@ -1,35 +1,32 @@
 import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { memo, useState } from "react";
-import { download, isWhole, type JournalEntry, type JournalPage, useResource } from "../api";
+import { download, isWhole, type JournalEntry, type JournalKind, type JournalPage, useResource } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { factsText } from "../parts/Facts";
 import { type Filter, Filters, useFilters } from "../parts/Filters";
-import { CheckpointLink, PageLink, runPath, SavepointLink, useBase } from "../parts/links";
+import { CheckpointLink, PageLink, SavepointLink, useBase } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Pager, usePages } from "../parts/Pager";
 import { PersonName } from "../parts/People";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
-import { KINDS_OF_RUNS } from "../runs";
 
-/** What each kind of action is called in a sentence about a person. */
-const VERBS: Record<string, string> = {
+/** What each kind of action is called in a sentence about a person: all kinds that the journal can have. */
+const VERBS: Record<JournalKind, string> = {
+  restore: "restored",
+  rejection: "rejected",
   savepoint: "took a savepoint",
   dispose: "deleted a savepoint",
-  restore: "restored",
-  rewind: "went back to the previous checkpoint",
-  rejection: "rejected",
+  stop: "stopped the run",
   fork: "forked",
   relocate: "moved the job root",
-  stop: "stopped the run",
-  background: "background work failed",
-  run: "started a run",
-  failure: "a run failed",
-  "failed-start": "a start failed",
 };
-const CHOSEN = ["restore", "rejection", "savepoint", "dispose", "stop", "run", "fork", "relocate"];
+/** A later version may record other kinds. */
+const NAMES = new Map<string, string>(Object.entries(VERBS));
+/** Actions that a file has at most; its last row says if there are older ones. */
+const MOST_ROWS = 20_000;
 const FILTERS: readonly Filter[] = [
-  { name: "kind", label: "Action", type: "choice", choices: [["", "all"], ...CHOSEN.map((kind) => [kind, VERBS[kind] ?? kind] as const)] },
+  { name: "kind", label: "Action", type: "choice", choices: [["", "all"], ...NAMES] },
   { name: "person", label: "Person", type: "text" },
   { name: "since", label: "Since", type: "moment" },
   { name: "until", label: "Until", type: "moment" },
@@ -74,7 +71,7 @@ function ActionList({ address, job, filters }: Props & { filters: URLSearchParam
             <>
               <ActionTable entries={entries} showsJob={job === null} />
               <Pager pages={pages} next={next} />
-              <Download path={`${address}.csv${filters.size === 0 ? "" : `?${filters.toString()}`}`} />
+              <Download path={`${address}.csv?${new URLSearchParams([...filters, ["limit", String(MOST_ROWS)]]).toString()}`} />
             </>
           )}
         </Stack>
@@ -90,10 +87,11 @@ function Download({ path }: { path: string }) {
     setProblem(found?.message ?? null);
   };
   return (
-    <Flex gap={3} align="center">
+    <Flex gap={3} align="center" wrap="wrap">
       <Button size="sm" variant="outline" onClick={() => void save()}>
         Download as CSV
       </Button>
+      <Text color="fg.muted">The newest {formatCount(MOST_ROWS)} actions at most. The last row of the file says if older ones are omitted.</Text>
       <Text role="status" color="red.fg">
         {problem}
       </Text>
@@ -104,7 +102,7 @@ function Download({ path }: { path: string }) {
 function ActionTable({ entries, showsJob }: { entries: readonly JournalEntry[]; showsJob: boolean }) {
   const titles = ["Time", ...(showsJob ? ["Job"] : []), "Person", "Approver", "Action", "From → to", "Rows removed (plan)", "Reason", "Note", "Record", "Size", "Facts"];
   return (
-    <ScrollingTable label="Journal" columns={titles}>
+    <ScrollingTable label="Journal" columns={titles} stacked>
       {entries.map((entry, index) => (
         // Two actions can have the same time; a row has no state of its own.
         <ActionRow key={index} entry={entry} showsJob={showsJob} />
@@ -121,26 +119,26 @@ const ActionRow = memo(function ActionRow({ entry, showsJob }: { entry: JournalE
   const rows = entry.facts.rows_removed;
   return (
     <tr>
-      <td className="line">{entry.ended_at !== null && <Time at={entry.ended_at} full />}</td>
+      <td className="line" data-title="Time">{entry.ended_at !== null && <Time at={entry.ended_at} full />}</td>
       {showsJob && (
-        <td>
+        <td data-title="Job">
           <PageLink to={base}>{entry.job ?? entry.id}</PageLink>
         </td>
       )}
-      <td>{person !== null && <PersonName person={person} />}</td>
-      <td>{approver !== null && <PersonName person={approver} />}</td>
-      <td>
-        <Verb entry={entry} base={base} showsJob={showsJob} />
+      <td data-title="Person">{person !== null && <PersonName person={person} />}</td>
+      <td data-title="Approver">{approver !== null && <PersonName person={approver} />}</td>
+      <td data-title="Action">
+        <Verb entry={entry} showsJob={showsJob} />
       </td>
-      <td className="line">
+      <td className="line" data-title="From → to">
         <FromTo entry={entry} base={base} showsJob={showsJob} />
       </td>
-      <td className="bad">{typeof rows === "number" && formatCount(rows)}</td>
-      <td className="long">{entry.reason}</td>
-      <td className="text">{entry.note}</td>
-      <td className={entry.integrity === "changed" ? "bad" : undefined}>{entry.integrity}</td>
-      <td className="line">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</td>
-      <td className="long muted">{factsText(entry.facts)}</td>
+      <td className="bad" data-title="Rows removed (plan)">{typeof rows === "number" && formatCount(rows)}</td>
+      <td className="long" data-title="Reason">{entry.reason}</td>
+      <td className="text" data-title="Note">{entry.note}</td>
+      <td className={entry.integrity === "changed" ? "bad" : undefined} data-title="Record">{entry.integrity}</td>
+      <td className="line" data-title="Size">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</td>
+      <td className="long muted" data-title="Facts">{factsText(entry.facts)}</td>
     </tr>
   );
 });
@@ -152,9 +150,8 @@ interface PartProps {
   showsJob: boolean;
 }
 
-function Verb({ entry: { kind, seq, facts }, base, showsJob }: PartProps) {
-  const verb = VERBS[kind] ?? kind.replaceAll("-", " ");
-  if (KINDS_OF_RUNS.has(kind)) return <PageLink to={runPath(base, seq)}>{verb}</PageLink>;
+function Verb({ entry: { kind, facts }, showsJob }: Omit<PartProps, "base">) {
+  const verb = NAMES.get(kind) ?? kind.replaceAll("-", " ");
   const { savepoint } = facts;
   if (typeof savepoint !== "string") return verb;
   // The page of a job lists the savepoints that still exist.

@@ -12,7 +12,7 @@ import { headOf, LongText, WholeText } from "../parts/LongText";
 import { PersonName } from "../parts/People";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Moment, Time } from "../parts/Time";
-import { attemptOf, earlierEnd } from "../runs";
+import { earlierEnd } from "../runs";
 
 /** A run of a job: who started it and with which job file, how long its start took, and what it made. */
 export function Run({ address, base, family }: { address: string; base: string; family: Family }) {
@@ -52,12 +52,12 @@ function Failure({ run: { failure } }: { run: RunSummary }) {
 
 /** Who started the run, where, and with what. */
 function startOf(run: RunSummary, family: Family): Fact[] {
-  const attempt = run.try_number === null ? null : attemptOf(run.reason);
-  const hasPage = attempt !== null && family.dags.some((dag) => dag.dag_id === attempt.dag);
+  const { attempt } = run;
+  const hasPage = attempt !== null && family.dags.some((dag) => dag.dag_id === attempt.dag_id);
   return [
     ["Requested by", run.requested_by === null ? "not recorded" : <PersonName person={run.requested_by} />],
-    ["Reason", hasPage ? <DagRunLink dag={attempt.dag} run={attempt.dagRun} /> : (run.reason ?? "none")],
-    ...(run.try_number === null ? [] : [["Try", formatCount(run.try_number)] as const]),
+    ["Reason", hasPage ? <DagRunLink dag={attempt.dag_id} run={attempt.dag_run_id} /> : (run.reason ?? "none")],
+    ...(attempt === null ? [] : [["Try", formatCount(attempt.number)] as const]),
     ["State", run.is_open ? "it has not ended: it is active, or was killed" : "it has ended"],
     ["Driver", run.driver ?? "not recorded"],
     ["Version of stateflow", run.stateflow ?? "not recorded"],
@@ -108,7 +108,7 @@ function Tries({ run, tries }: { run: RunSummary; tries: readonly RunSummary[] }
       <ul>
         {tries.map((each) => (
           <Text as="li" key={each.generation} overflowWrap="anywhere">
-            Try {each.try_number}: {each.generation === run.generation ? "this run" : <RunLink generation={each.generation} run={each.run} />}
+            Try {each.attempt?.number}: {each.generation === run.generation ? "this run" : <RunLink generation={each.generation} run={each.run} />}
             {each.generation !== last && `; it ${earlierEnd(each)}`}
             {each.startup_ms !== null && `; start-up ${formatDuration(each.startup_ms)}`}
           </Text>

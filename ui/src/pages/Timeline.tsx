@@ -16,7 +16,7 @@ import { TimelinePicture } from "../pictures/TimelinePicture";
 import { KINDS_OF_RUNS } from "../runs";
 import { targetOf } from "../targets";
 
-/** Marks beside each other from which runs are collapsed. */
+/** Marks in a row from which runs are collapsed. */
 const MOST_SLOTS = 150;
 
 /** The history of a job as a picture, and what is known of the selected point. */

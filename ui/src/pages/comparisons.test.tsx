@@ -85,6 +85,9 @@ beforeEach(() => {
     "jobs/flights/savepoint-diff": diff,
     "jobs/flights/timeline": { ...timeline, actions: [recordOf("a", "verified"), recordOf("b", "changed")] },
     "jobs/flights/retention-preview": preview,
+    "api/v2/dags/flights_retention/details": {
+      params: Object.fromEntries(Object.entries({ retain: null, savepoints: 7, max_age: "30d", tables: true, dispose: null, reason: null, preview: false }).map(([name, value]) => [name, { value }])),
+    },
   });
   server.start();
 });
@@ -157,26 +160,45 @@ it("compares two savepoints", async () => {
   await expectAccessible(container);
 });
 
-it("says what a retention deletes before it is applied, and sends only the numbers that were chosen", async () => {
+it("says that a comparison needs two savepoints, and that an unknown number is not known", async () => {
+  const first = open("/jobs/flights/savepoints?from=a&to=b");
+  const table = await screen.findByRole("region", { name: "State in both savepoints" });
+  expect(table.textContent).not.toContain("not known");
+  first.unmount();
+  server.answers["jobs/flights/savepoint-diff"] = { ...diff, operators: diff.operators.map((each) => ({ ...each, old_bytes: null, old_entries: null, new_entries: null })) };
+  const second = open("/jobs/flights/savepoints?from=b&to=c");
+  expect((await screen.findByRole("region", { name: "State in both savepoints" })).textContent).toContain("none → not known");
+  second.unmount();
+  server.answers["jobs/flights/savepoints"] = { savepoints: [savepoint("a", "periodic")], older: false, elsewhere: [], ...CURRENT };
+  open("/jobs/flights/savepoints?from=a");
+  expect((await screen.findByRole("region", { name: "Comparison" })).textContent).toContain("a comparison needs two");
+  expect(screen.queryByLabelText("To")).toBeNull();
+});
+
+it("shows the limits of the DAG, what they delete, and sends all of them", async () => {
   server.answers["POST api/v2/dags/flights_retention/dagRuns"] = { dag_run_id: "r" };
   open("/jobs/flights/savepoints");
-  const slider = await screen.findByLabelText(/Periodic savepoints to keep/);
-  expect(screen.getByText<HTMLButtonElement>("Apply this retention").disabled).toBe(true);
-  fireEvent.change(slider, { target: { value: "1" } });
-  expect(await screen.findByText(/This deletes 2 checkpoints \(10, 11\) and 1 savepoint \(a\). It frees 63 kB./)).toBeDefined();
+  // After the family and the form of the DAG.
+  const slider = await screen.findByLabelText(/Periodic savepoints to keep/, undefined, { timeout: 10_000 });
+  // Not without the limit by age, which a DAG run would apply in any case.
   await waitFor(() => {
-    expect(server.queries).toContain("jobs/flights/retention-preview?savepoints=1");
+    expect(server.queries).toContain("jobs/flights/retention-preview?savepoints=7&max_age=30d");
+  });
+  expect(screen.getByLabelText<HTMLInputElement>("Largest age of periodic savepoints").value).toBe("30d");
+  fireEvent.change(slider, { target: { value: "1" } });
+  expect(await screen.findByText(/This deletes 2 checkpoints \(10, 11\) and 1 savepoint \(a\)/)).toBeDefined();
+  await waitFor(() => {
+    expect(server.queries).toContain("jobs/flights/retention-preview?savepoints=1&max_age=30d");
     expect(screen.getByText<HTMLButtonElement>("Apply this retention").disabled).toBe(false);
   });
   const user = userEvent.setup();
   await user.click(screen.getByText("Apply this retention"));
   expect(screen.getByText(/the approval of a person who may answer its question/)).toBeDefined();
   await user.click(screen.getByText("Yes, apply this retention"));
-  expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, preview: false } } }]);
+  expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, max_age: "30d", preview: false, tables: false } } }]);
 });
 
 it("asks for the deletion of a savepoint with a reason, which a person who may answer approves", async () => {
-  server.answers["api/v2/dags/flights_retention/details"] = { params: { dispose: null, reason: null, retain: 3 } };
   server.answers["POST api/v2/dags/flights_retention/dagRuns"] = { dag_run_id: "r" };
   const { container } = open("/jobs/flights/savepoints?savepoint=b");
   const card = await screen.findByRole("article", { name: "Savepoint b" });
@@ -196,7 +218,7 @@ it("asks for the deletion of a savepoint with a reason, which a person who may a
   await expectAccessible(container);
   await user.click(within(card).getByRole("button", { name: "Yes, request the deletion of b" }));
   expect(server.sent).toEqual([
-    { method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { dispose: "b", reason: "the upgrade is done", preview: false } } },
+    { method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: null, max_age: null, preview: false, tables: false, dispose: "b", reason: "the upgrade is done" } } },
   ]);
   const approve = await within(card).findByRole("link", { name: "A person who may answer its question has to approve the deletion." });
   expect(approve.getAttribute("href")).toBe("/jobs/flights/approval/r?dag=flights_retention");
@@ -209,7 +231,7 @@ it("requests no deletion from a DAG that does not delete single savepoints, and 
     "jobs/other/family": { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: `other_${dag.role}` })) },
     "jobs/other/savepoints": { savepoints: [savepoint("a", "manual"), claimed], older: false, elsewhere: [], ...CURRENT },
     "jobs/other/retention-preview": preview,
-    "api/v2/dags/other_retention/details": { params: { retain: 3 } },
+    "api/v2/dags/other_retention/details": { params: { retain: { value: 3 } } },
   });
   const { container } = open("/jobs/other/savepoints");
   const user = userEvent.setup();
@@ -220,7 +242,16 @@ it("requests no deletion from a DAG that does not delete single savepoints, and 
   });
   expect(request.disabled).toBe(true);
   await user.click(screen.getByText("Delete b"));
-  expect(screen.getByText("stateflow savepoint dispose b --job-root /jobs/flights --reason REASON --claimed")).toBeDefined();
+  expect(screen.getByText("stateflow savepoint dispose b --job-root /jobs/flights --claimed")).toBeDefined();
   expect(screen.queryByRole("button", { name: "Request the deletion of b" })).toBeNull();
   expect(container.querySelector("img")).toBeNull();
+});
+
+it("shows commands that only list, and then those that delete, where no DAG does it", async () => {
+  server.answers["jobs/flights/family"] = { ...family, dags: [] };
+  open("/jobs/flights/savepoints");
+  const section = await screen.findByRole("region", { name: "Retention" });
+  await within(section).findByText("stateflow gc --job-root /jobs/flights --dry-run");
+  const shown = within(section).getAllByText(/only list|delete it:|^stateflow gc/).map((each) => each.textContent);
+  expect(shown).toEqual(["These commands only list what would be deleted:", "stateflow gc --job-root /jobs/flights --dry-run", "These commands delete it:", "stateflow gc --job-root /jobs/flights"]);
 });

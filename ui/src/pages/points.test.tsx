@@ -4,7 +4,7 @@ import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import type { CheckpointEntry, CheckpointPage, JobState, OperatorDetails, RunPage } from "../api";
 import { phasesOf } from "../pictures/DurationBar";
-import { CURRENT, described, expectAccessible, family, HOSTILE, open, point, runSummary, savepoint, Server, state, timeline } from "../test-pages";
+import { attempt, CURRENT, described, expectAccessible, family, HOSTILE, open, point, runSummary, savepoint, Server, state, timeline } from "../test-pages";
 import { FakePlot } from "../test-uplot";
 
 const checkpoint: CheckpointEntry = {
@@ -258,7 +258,7 @@ it("divides the duration of a checkpoint into its phases", () => {
 
 it("says where the job stands, by which try, and since when nothing is undone", async () => {
   const failure = { generation: 8, failed_at: null, code: "storage", message: "" };
-  const runs = [runSummary(9, { run: 2, reason: "flights/r/run/2", try_number: 2 }), runSummary(8, { run: 1, reason: "flights/r/run/1", try_number: 1, failure })];
+  const runs = [runSummary(9, { run: 2, reason: "flights/r/run/2", attempt: attempt(2) }), runSummary(8, { run: 1, reason: "flights/r/run/1", attempt: attempt(1), failure })];
   server.answers[job] = withDescription({ runs, newest: checkpoint, next_run_at: new Date(Date.now() + 5 * 60_000 + 5_000).toISOString() });
   server.answers[`${job}/points`] = { points: [{ ...timeline.actions[0], ended_at: "2026-01-31T13:19:00.000Z" }], next_cursor: null, ...CURRENT };
   const { container } = open(`/${job}`);
@@ -329,12 +329,12 @@ it("shows the newest checkpoints in charts that are zoomed and moved together", 
 
 it("shows a run with its start-up, tries, job file and checkpoints", async () => {
   const failure = { generation: 8, failed_at: null, code: "storage", message: "" };
-  const tries = [runSummary(8, { run: 1, reason: "flights/r/run/1", try_number: 1, failure }), runSummary(9, { run: 2, reason: "flights/r/run/2", try_number: 2, startup_ms: 2500 })];
+  const tries = [runSummary(8, { run: 1, reason: "flights/r/run/1", attempt: attempt(1), failure }), runSummary(9, { run: 2, reason: "flights/r/run/2", attempt: attempt(2), startup_ms: 2500 })];
   const run: RunPage = {
     run: runSummary(9, {
       run: 2,
       reason: "flights/r/run/2",
-      try_number: 2,
+      attempt: attempt(2),
       requested_by: { name: "uma", source: "airflow-user", account: null },
       startup_ms: 2500,
       started_at: "2026-01-31T03:00:00.000Z",
@@ -386,7 +386,7 @@ it("lists who asked and who approved, from where to where, with the rows that we
   if (restore === undefined) throw new Error("the timeline has no restore");
   const entries = [
     { ...restore, id: `points-${id}`, job: "flights", integrity: "changed", facts: { previous_checkpoint_id: 12, rows_removed: 1234, kept_tables: ["audit"] } },
-    { ...restore, id: `points-${id}`, job: "flights", kind: "failure", seq: 9, restored_checkpoint_id: null, checkpoint_id: null, requested_by: null },
+    { ...restore, id: `points-${id}`, job: "flights", kind: "new-kind", seq: 9, restored_checkpoint_id: null, checkpoint_id: null, requested_by: null },
   ];
   server.answers[`${job}/journal`] = { entries, jobs: [], next_cursor: null };
   server.answers[`${job}/journal.csv`] = new Response("csv");
@@ -408,7 +408,9 @@ it("lists who asked and who approved, from where to where, with the rows that we
     "",
     "changed",
   ]);
-  expect(within(other as HTMLElement).getByRole("link", { name: "a run failed" }).getAttribute("href")).toBe(`/${job}/runs/9`);
+  expect(within(other as HTMLElement).getAllByRole("cell")[3]?.textContent).toBe("new kind");
+  // A run records its own start and end: a filter for these would find nothing.
+  expect([...screen.getByLabelText<HTMLSelectElement>("Action").options].map((each) => each.value)).toEqual(["", "restore", "rejection", "savepoint", "dispose", "stop", "fork", "relocate"]);
   await expectAccessible(container);
   const user = userEvent.setup();
   await user.selectOptions(screen.getByLabelText("Action"), "restore");
@@ -418,7 +420,7 @@ it("lists who asked and who approved, from where to where, with the rows that we
   });
   await user.click(await screen.findByRole("button", { name: "Download as CSV" }));
   // The file has what the page shows.
-  expect(server.queries.at(-1)).toBe(`${job}/journal.csv?kind=restore&person=osc&until=2026-02-01T00%3A00%3A00.000Z`);
+  expect(server.queries.at(-1)).toBe(`${job}/journal.csv?kind=restore&person=osc&until=2026-02-01T00%3A00%3A00.000Z&limit=20000`);
   await waitFor(() => {
     expect(clicked).toHaveBeenCalledOnce();
   });

@@ -473,21 +473,16 @@ it("asks once before each action, says what comes next, and shows its result", a
   expect(await screen.findByText(/The DAG run has failed/)).toBeDefined();
 });
 
-it("refuses names of savepoints that the form of the DAG refuses", async () => {
-  server.answers[`POST api/v2/dags/${name("flights_savepoint")}/dagRuns`] = { dag_run_id: RUN };
+it("shows which names of savepoints the form of the DAG takes, as its refusal says it", async () => {
+  const path = `POST api/v2/dags/${name("flights_savepoint")}/dagRuns`;
+  server.answers[path] = new Response(JSON.stringify({ detail: "Invalid input for param name: ['Name: 1 to 100 letters'] was expected" }), { status: 400 });
   open(page(""));
   const user = userEvent.setup();
   await user.click(await screen.findByRole("button", { name: "Savepoint" }));
-  const field = screen.getByRole("textbox", { name: "Name of the savepoint" });
-  for (const refused of [".a", "-a", "latest", "None", " 42 ", "ä", "a b", "x".repeat(101)]) {
-    fireEvent.change(field, { target: { value: refused } });
-    await user.click(screen.getByRole("button", { name: "Yes, savepoint" }));
-    expect((await screen.findByText("This name cannot be used")).textContent).toBeDefined();
-    expect(server.sent).toEqual([]);
-  }
-  fireEvent.change(field, { target: { value: " latest-42.b " } });
+  fireEvent.change(screen.getByRole("textbox", { name: "Name of the savepoint" }), { target: { value: " a b " } });
   await user.click(screen.getByRole("button", { name: "Yes, savepoint" }));
-  expect(server.sent).toMatchObject([{ body: { conf: { name: "latest-42.b" } } }]);
+  expect(await screen.findByText(/Name: 1 to 100 letters/)).toBeDefined();
+  expect(server.sent).toMatchObject([{ body: { conf: { name: "a b" } } }]);
 });
 
 it("unpauses the DAG that runs the job", async () => {

@@ -1,5 +1,7 @@
-import { Box, Button, Flex } from "@chakra-ui/react";
+import { Box, Button, Flex, SimpleGrid, Stack } from "@chakra-ui/react";
 import { useState } from "react";
+import { type JobFiles, UNKNOWN_FILES } from "../commands";
+import { TextField } from "./Fields";
 
 /** A command, with a button that copies it. */
 export function Command({ text }: { text: string }) {
@@ -10,6 +12,36 @@ export function Command({ text }: { text: string }) {
       </Box>
       <CopyButton text={text} what="command" />
     </Flex>
+  );
+}
+
+/** Commands that need the job's files, of which a page knows at most the name of the job file, with fields for them. */
+export function CommandsWithFiles({ jobFile, commands }: { jobFile: string | null; commands: (files: JobFiles) => readonly string[] }) {
+  const [files, setFiles] = useState({ ...UNKNOWN_FILES, job: jobFile ?? UNKNOWN_FILES.job });
+  return (
+    <Stack gap={2}>
+      <SimpleGrid columns={{ base: 1, md: 2 }} gap={3} maxW="3xl">
+        <TextField
+          label="Job file"
+          value={files.job}
+          onChange={(job) => {
+            setFiles({ ...files, job });
+          }}
+          help="Its path where the commands are typed."
+        />
+        <TextField
+          label="Settings file"
+          value={files.settings}
+          onChange={(settings) => {
+            setFiles({ ...files, settings });
+          }}
+          help="The TOML file with which the job runs, for --config; empty for none. Add --set for each further setting."
+        />
+      </SimpleGrid>
+      {commands(files).map((text, index) => (
+        <Command key={index} text={text} />
+      ))}
+    </Stack>
   );
 }
 

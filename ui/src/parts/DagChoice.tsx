@@ -1,5 +1,5 @@
 import { createContext, type ReactNode, useContext, useState } from "react";
-import type { Family } from "../airflow";
+import { type Family, nearestDag } from "../airflow";
 import type { FamilyDag } from "../api";
 import { SelectField } from "./Fields";
 
@@ -16,16 +16,22 @@ const Shown = createContext("");
 /** Says to the choices inside in the tab of which DAG they are. */
 export const TabOf = Shown.Provider;
 
+/** The name that the DAGs of a family begin with, by the id of one of them. */
+function nameOfFamily(dags: readonly FamilyDag[], id: string): string {
+  const role = dags.find((each) => each.dag_id === id)?.role;
+  return role !== undefined && id.endsWith(`_${role}`) ? id.slice(0, -role.length - 1) : id;
+}
+
 /**
  * The DAG that a page triggers, of those with a role, and a field that chooses it where there are several: at first the
- * DAG of the tab, or one with its name before an underscore, as a family of DAGs is named.
+ * DAG of the family of the tab, then the one that is named as the job.
  */
 export function useDagChoice(family: Family, role: FamilyDag["role"]): { dag: FamilyDag | null; field: ReactNode } {
   const shown = useContext(Shown);
   const [chosen, setChosen] = useState<string | null>(null);
   const dags = family.dags.filter((each) => each.role === role);
-  const own = dags.find(({ dag_id: id }) => id === shown || id.startsWith(`${shown}_`));
-  const dag = dags.find((each) => each.dag_id === chosen) ?? own ?? dags[0] ?? null;
+  const own = dags.find(({ dag_id: id }) => id === shown) ?? nearestDag(dags, role, [nameOfFamily(family.dags, shown), family.name]);
+  const dag = dags.find((each) => each.dag_id === chosen) ?? own;
   if (dag === null || dags.length === 1) return { dag, field: null };
   return { dag, field: <SelectField label={LABELS[role]} value={dag.dag_id} choices={dags.map(({ dag_id: id }) => [id, id] as const)} onChange={setChosen} /> };
 }

@@ -9,6 +9,9 @@ export type Filter =
   | { name: string; label: string; type: "choice"; choices: readonly (readonly [string, string])[] }
   | { name: string; label: string; type: "text" | "moment" };
 
+/** A date and time with its seconds needs more room than a word; browsers cut what does not fit. */
+const WIDTHS = { moment: { base: "full", sm: "15rem" }, other: { base: "calc(50% - 6px)", sm: "10.5rem" } } as const;
+
 /** The filters that the address has, as the API takes them. */
 export function useFilters(filters: readonly Filter[]): URLSearchParams {
   const [query] = useSearchParams();
@@ -41,7 +44,7 @@ export function Filters({ label, filters }: { label: string; filters: readonly F
   return (
     <Flex as="section" aria-label={label} gap={3} wrap="wrap" align="end">
       {filters.map((filter) => (
-        <Box key={filter.name} width={{ base: "calc(50% - 6px)", sm: "10.5rem" }} minW={0}>
+        <Box key={filter.name} width={WIDTHS[filter.type === "moment" ? "moment" : "other"]} minW={0}>
           <FilterField
             filter={filter}
             value={query.get(filter.name) ?? ""}

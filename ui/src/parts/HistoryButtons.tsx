@@ -1,7 +1,7 @@
 import { Button, Flex } from "@chakra-ui/react";
 import type { HistoryPart } from "../history";
 
-/** Buttons for the parts of a history beside the shown one. */
+/** Buttons for the parts of a history before and after the shown one. */
 export function HistoryButtons({ part: { showOlder, showNewer }, size = "sm" }: { part: HistoryPart; size?: "xs" | "sm" }) {
   const shown = [
     ["Show older records", showOlder],

@@ -2,8 +2,8 @@ import { Flex, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily } from "../airflow";
 import type { FamilyDag } from "../api";
-import { runCommand, savepointCommand } from "../commands";
-import { Command } from "./Command";
+import { runCommand, savepointCommand, stopCommand } from "../commands";
+import { CommandsWithFiles } from "./Command";
 import { ConfirmedAction, ProblemNotice } from "./ConfirmedAction";
 import { triggerRefusal, useDagChoice } from "./DagChoice";
 import { TextField } from "./Fields";
@@ -81,9 +81,6 @@ export function PauseAction({ dag, onDone, size = "sm" }: DagProps & { onDone: (
   );
 }
 
-/** The names that the form of the DAG takes. A number is a checkpoint, and `latest` the newest point. */
-const NAME = /^(?!(?:latest|None|[0-9]+)$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/;
-
 interface SavepointProps {
   dag: FamilyDag;
   /** Whether the run ends with the savepoint. */
@@ -104,8 +101,7 @@ export function SavepointAction({ dag, stops, run: runDag = null, base, size = "
     : `This triggers ${dag.dag_id}: it takes a savepoint at the next barrier of the run, or of the newest checkpoint.`;
   const act = async () => {
     const text = (value: string) => (value.trim() === "" ? null : value.trim());
-    const isRefused = text(name) !== null && !NAME.test(name.trim());
-    if (isRefused) return { status: null, message: "This name cannot be used", hint: "Use 1 to 100 letters, digits, dots, underscores or hyphens, a letter or digit first; not a number, not latest, and not None." };
+    // The form of the DAG has the rule for names, and its answer says it.
     const answer = await trigger(dag.dag_id, { name: text(name), reason: text(reason), origin: "manual", format: "default", stop: stops, drain: false });
     if ("problem" in answer) return answer.problem;
     setRun(answer.run);
@@ -190,10 +186,8 @@ function Commands({ jobRoot }: { jobRoot: string }) {
     <details>
       <summary>Commands for a run, a savepoint and a stop</summary>
       <Stack gap={2} mt={2}>
-        <Text color="fg.muted">No DAG runs this job. JOB.py is the job file.</Text>
-        <Command text={runCommand(jobRoot)} />
-        <Command text={savepointCommand(jobRoot, false, "", "")} />
-        <Command text={savepointCommand(jobRoot, true, "", "")} />
+        <Text color="fg.muted">No DAG runs this job.</Text>
+        <CommandsWithFiles jobFile={null} commands={(files) => [runCommand(jobRoot, files), savepointCommand(jobRoot), stopCommand(jobRoot)]} />
       </Stack>
     </details>
   );

@@ -37,7 +37,8 @@ function filtersOf(runs: readonly RunSummary[]): Filter[] {
   ];
 }
 
-const COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks", "Restore"];
+const NUMBERS = ["Rows", "Increment", "State"];
+const COLUMNS = ["Point", "Run", "Ended", ...NUMBERS, "Duration", "Remarks", "Restore"];
 
 interface Props {
   address: string;
@@ -77,7 +78,7 @@ function PointList({ address, base, newest, wanted }: Props & { wanted: URLSearc
           <Notice status="info" title={emptyText(wanted.size > 0, isWhole(page))} />
         ) : (
           <>
-            <ScrollingTable label="Table of the points" columns={COLUMNS}>
+            <ScrollingTable label="Table of the points" columns={COLUMNS} stacked>
               {page.points.map((point, index) => (
                 <PointRow key={index} point={point} base={base} isNewest={point.checkpoint_id === newest} />
               ))}
@@ -94,18 +95,18 @@ const PointRow = memo(function PointRow({ point, base, isNewest }: { point: Entr
   const checkpoint = isCheckpoint(point) ? point : null;
   return (
     <tr className={point.undone === true ? "muted" : undefined}>
-      <td className="line">
+      <td className="line" data-title="Point">
         {checkpoint === null ? `${point.kind} ` : ""}
         {point.checkpoint_id === null ? "aborted" : <CheckpointLink id={point.checkpoint_id} />}
       </td>
-      <td className="line">{checkpoint !== null && <RunLink generation={checkpoint.generation} run={checkpoint.run} />}</td>
-      <td className="line">{point.ended_at !== null && <Time at={point.ended_at} />}</td>
+      <td className="line" data-title="Run">{checkpoint !== null && <RunLink generation={checkpoint.generation} run={checkpoint.run} />}</td>
+      <td className="line" data-title="Ended">{point.ended_at !== null && <Time at={point.ended_at} />}</td>
       <Numbers checkpoint={checkpoint} />
-      <td className="line">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</td>
-      <td className="long">
+      <td className="line" data-title="Duration">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</td>
+      <td className="long" data-title="Remarks">
         <Remarks point={point} />
       </td>
-      <td>{isRestorable(point) && !isNewest && checkpoint !== null && <RestoreLink base={base} target={String(point.checkpoint_id)} size="cell" />}</td>
+      <td data-title="Restore">{isRestorable(point) && !isNewest && checkpoint !== null && <RestoreLink base={base} target={String(point.checkpoint_id)} size="cell" />}</td>
     </tr>
   );
 });
@@ -113,7 +114,7 @@ const PointRow = memo(function PointRow({ point, base, isNewest }: { point: Entr
 function Numbers({ checkpoint }: { checkpoint: CheckpointEntry | null }) {
   const texts = checkpoint === null ? ["", "", ""] : [formatCount(checkpoint.rows_in), formatBytes(checkpoint.increment_bytes), formatBytes(checkpoint.full_bytes)];
   return texts.map((text, index) => (
-    <td className="line" key={index}>
+    <td className="line" key={index} data-title={NUMBERS[index]}>
       {text}
     </td>
   ));

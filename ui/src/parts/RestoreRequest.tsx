@@ -2,9 +2,9 @@ import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useNavigate } from "react-router-dom";
 import { type Family, trigger, useDag } from "../airflow";
 import type { FamilyDag, JobState, RestorePlanPage } from "../api";
-import { JOB_FILE, restoreCommands, runCommand } from "../commands";
+import { restoreCommands, runCommand } from "../commands";
 import { isBlank, recoveryConf, type RestoreOptions } from "../restoreOptions";
-import { Command } from "./Command";
+import { CommandsWithFiles } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
 import { triggerRefusal, useDagChoice } from "./DagChoice";
 import { CheckField, TextField } from "./Fields";
@@ -131,20 +131,12 @@ function Commands({ job, options, reason, page }: RequestProps) {
   const refused = impossibleBecause(page);
   if (refused !== null) return <Text color="fg.muted">There are no commands for this restore. {refused}</Text>;
   const known = job.runs.find((run) => run.job_file !== null)?.job_file ?? null;
-  const file = known ?? JOB_FILE;
-  const [plan, execute] = restoreCommands(job.job_root, options, reason, file);
   const failed = (page?.checks ?? []).filter(({ ok }) => ok === false);
   return (
     <Stack gap={2}>
       <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan.</Text>
-      <Text overflowWrap="anywhere">
-        {known === null ? `Write the path of the job file for ${JOB_FILE}` : `${known} is the name of the job file of the newest run: write its whole path, unless you are in its folder`}, and add the --config and --set
-        options of the job&apos;s runs, which the history does not have.
-      </Text>
       {failed.length > 0 && <Text overflowWrap="anywhere">A condition is not met: {failed.map(({ text }) => text).join("; ")}.</Text>}
-      <Command text={plan} />
-      <Command text={execute} />
-      {options.run && <Command text={runCommand(job.job_root, file)} />}
+      <CommandsWithFiles jobFile={known} commands={(files) => [...restoreCommands(job.job_root, options, reason, files), ...(options.run ? [runCommand(job.job_root, files)] : [])]} />
       {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job&apos;s history.</Text>}
     </Stack>
   );

@@ -5,6 +5,7 @@ import type { FamilyDag, Resource, Savepoint, TimelinePage } from "../api";
 import { disposeCommand, verifyCommand } from "../commands";
 import { formatBytes } from "../format";
 import { isBlank } from "../restoreOptions";
+import { missingField, NO_LIMITS, retentionConf } from "../retention";
 import { Command, CopyButton } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
 import { triggerRefusal } from "./DagChoice";
@@ -115,8 +116,18 @@ function Disposal({ savepoint, base, jobRoot, dag, isKnown }: Omit<Props, "histo
       <DisposalSentence name={name} bytes={bytes} />
       {owner !== null && <Text>{owner.job} has claimed it, and deletes it itself.</Text>}
       {dag !== null && owner === null && <DisposeAction key={dag.dag_id} dag={dag} savepoint={savepoint} base={base} />}
-      {(dag === null || owner !== null) && isKnown && jobRoot !== null && <Command text={disposeCommand(jobRoot, name, owner !== null)} />}
+      {(dag === null || owner !== null) && isKnown && jobRoot !== null && <DisposeCommand jobRoot={jobRoot} name={name} claimed={owner !== null} />}
     </Stack>
+  );
+}
+
+function DisposeCommand({ jobRoot, name, claimed }: { jobRoot: string; name: string; claimed: boolean }) {
+  const [reason, setReason] = useState("");
+  return (
+    <>
+      <TextField label="Reason for the deletion" value={reason} onChange={setReason} help="It is stored in the job's history." />
+      <Command text={disposeCommand(jobRoot, name, reason, claimed)} />
+    </>
   );
 }
 
@@ -137,11 +148,13 @@ function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { 
     const because = triggerRefusal(dag);
     if (because !== null) return because;
     if (params === null) return `It is not known yet whether ${dag.dag_id} deletes single savepoints.`;
-    return "dispose" in params ? null : `${dag.dag_id} does not delete single savepoints.`;
+    if (!("dispose" in params)) return `${dag.dag_id} does not delete single savepoints.`;
+    return missingField(dag.dag_id, params, Object.keys(NO_LIMITS));
   };
   const act = async () => {
     if (isBlank(reason)) return { status: null, message: "A reason is required", hint: "The approver reads it, and the job's history keeps it." };
-    const answer = await trigger(dag.dag_id, { dispose: name, reason: reason.trim(), preview: false });
+    // Without limits: the defaults of the form would delete other savepoints and checkpoints as well.
+    const answer = await trigger(dag.dag_id, retentionConf(params ?? {}, NO_LIMITS, { dispose: name, reason: reason.trim() }));
     if ("problem" in answer) return answer.problem;
     setRun(answer.run);
     return null;
@@ -157,6 +170,7 @@ function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { 
           <Stack gap={2}>
             <Text>This triggers {dag.dag_id}, which asks the people who may answer its question to approve the deletion. Nothing is deleted before that.</Text>
             <DisposalSentence name={name} bytes={bytes} />
+            <Text>The DAG run applies no other limit: it keeps all checkpoints and all other savepoints, takes no savepoint, and leaves the tables as they are. It also deletes files that nothing needs any more.</Text>
           </Stack>
         }
         fields={<TextField label="Reason for the deletion" required value={reason} onChange={setReason} help="It is stored in the job's history, and shown to the approver." />}

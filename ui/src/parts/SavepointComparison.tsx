@@ -1,4 +1,5 @@
 import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { useEffect, useRef } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ComparedOperator, type Savepoint, type SavepointDiff, useResource } from "../api";
 import { formatBytes, formatChange, formatCount, offsetText } from "../format";
@@ -9,38 +10,54 @@ import { ScrollingTable } from "./ScrollingTable";
 /** A choice of two savepoints, and what differs between them. The choice is in the address. */
 export function Comparison({ address, savepoints }: { address: string; savepoints: readonly Savepoint[] }) {
   const [query, setQuery] = useSearchParams();
-  if (savepoints.length < 2) return null;
-  const choices = [["", "none"], ...savepoints.map(({ name }) => [name, name] as const)] as [string, string][];
+  const section = useRef<HTMLElement>(null);
   const [from, to] = [query.get("from") ?? "", query.get("to") ?? ""];
+  useEffect(() => {
+    // The link that chooses the first one is in a card above.
+    if (from !== "" && to === "") section.current?.scrollIntoView({ block: "center" });
+  }, [from, to]);
+  if (savepoints.length === 0) return null;
+  if (savepoints.length === 1) {
+    return (
+      <section ref={section} aria-label="Comparison">
+        <Text color="fg.muted">There is one savepoint: a comparison needs two.</Text>
+      </section>
+    );
+  }
+  // The address can name one that is not among the shown ones.
+  const names = [...new Set([...savepoints.map(({ name }) => name), ...[from, to].filter((name) => name !== "")])];
+  const choices = [["", "choose one"], ...names.map((name) => [name, name] as const)] as [string, string][];
   const choose = (part: Record<string, string>) => {
     setQuery((before) => ({ ...Object.fromEntries(before), ...part }), { replace: true });
   };
   return (
-    <Stack as="section" gap={3} aria-label="Comparison">
-      <Heading as="h2" size="md">
-        Compare two savepoints
-      </Heading>
-      <SimpleGrid columns={{ base: 1, md: 2 }} gap={3} maxW="3xl">
-        <SelectField
-          label="From"
-          value={from}
-          choices={choices}
-          onChange={(name) => {
-            choose({ from: name });
-          }}
-        />
-        <SelectField
-          label="To"
-          value={to}
-          choices={choices}
-          onChange={(name) => {
-            choose({ to: name });
-          }}
-        />
-      </SimpleGrid>
-      {from !== "" && from === to && <Notice status="info" title="Choose two different savepoints" />}
-      {from !== "" && to !== "" && from !== to && <Difference address={address} from={from} to={to} />}
-    </Stack>
+    <section ref={section} aria-label="Comparison">
+      <Stack gap={3}>
+        <Heading as="h2" size="md">
+          Compare two savepoints
+        </Heading>
+        <SimpleGrid columns={{ base: 1, md: 2 }} gap={3} maxW="3xl">
+          <SelectField
+            label="From"
+            value={from}
+            choices={choices}
+            onChange={(name) => {
+              choose({ from: name });
+            }}
+          />
+          <SelectField
+            label="To"
+            value={to}
+            choices={choices}
+            onChange={(name) => {
+              choose({ to: name });
+            }}
+          />
+        </SimpleGrid>
+        {from !== "" && from === to && <Notice status="info" title="Choose two different savepoints" />}
+        {from !== "" && to !== "" && from !== to && <Difference address={address} from={from} to={to} />}
+      </Stack>
+    </section>
   );
 }
 
@@ -64,6 +81,11 @@ function filesText({ added_files: added, removed_files: removed, common_files: c
   return `${formatCount(added)} added, ${formatCount(removed)} removed, ${formatCount(common)} in both`;
 }
 
+/** Entries of an operator; undefined for one that the savepoint does not have, which has no size either. */
+function entriesOf(bytes: number | null, entries: number | null): number | null | undefined {
+  return bytes === null ? undefined : entries;
+}
+
 function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
   if (operators.length === 0) return <Text>Neither savepoint has state.</Text>;
   return (
@@ -73,7 +95,7 @@ function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
           <td className="name">{operator.uid}</td>
           <td>all</td>
           <td>{formatChange(operator.old_bytes ?? undefined, operator.new_bytes ?? undefined, formatBytes)}</td>
-          <td>{formatChange(operator.old_bytes === null ? undefined : operator.old_entries, operator.new_bytes === null ? undefined : operator.new_entries, formatCount)}</td>
+          <td>{formatChange(entriesOf(operator.old_bytes, operator.old_entries), entriesOf(operator.new_bytes, operator.new_entries), formatCount)}</td>
           <td>{filesText(operator)}</td>
         </tr>,
         ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (

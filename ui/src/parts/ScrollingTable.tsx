@@ -16,13 +16,25 @@ const STYLE = {
   "& .muted": { color: "fg.muted" },
   "& .bad": { color: "red.fg" },
   "& .button": { display: "inline-block", whiteSpace: "nowrap", textStyle: "xs", fontWeight: "medium", borderWidth: "1px", borderRadius: "sm", px: 2, py: 1 },
+  // In a narrow window, a row of a stacked table is a list of its cells, each with the title of its column.
+  "@media (max-width: 40rem)": {
+    "& .stacked thead": { display: "none" },
+    "& .stacked tr": { display: "block", py: 2, borderBottomWidth: "1px" },
+    "& .stacked td": { display: "block", py: 0.5, borderBottomWidth: 0, overflowWrap: "anywhere" },
+    "& .stacked td:empty": { display: "none" },
+    "& .stacked .line": { whiteSpace: "normal" },
+    "& .stacked td[data-title]::before": { content: "attr(data-title) ': '", color: "fg.muted" },
+  },
 } as const;
 
-/** A table that scrolls sideways where the window is narrower, also with the keyboard. Its children are rows: `tr` with `td`. */
-export function ScrollingTable({ label, columns = [], children }: { label: string; columns?: readonly string[]; children: ReactNode }) {
+/**
+ * A table that scrolls sideways where the window is narrower, also with the keyboard. Its children are rows: `tr` with `td`. With `stacked`,
+ * its rows are lists where the window is narrow: then each cell has the title of its column as `data-title`.
+ */
+export function ScrollingTable({ label, columns = [], stacked = false, children }: { label: string; columns?: readonly string[]; stacked?: boolean; children: ReactNode }) {
   return (
     <Box overflowX="auto" tabIndex={0} role="region" aria-label={label} borderWidth="1px" borderRadius="md" css={STYLE}>
-      <table>
+      <table className={stacked ? "stacked" : undefined}>
         {columns.length > 0 && (
           <thead>
             <tr>

@@ -140,7 +140,7 @@ function MarkButton({ mark, grid, index, elements, onKeyDown, setFocused, onSele
         onKeyDown(event, index);
       }}
     >
-      <MarkShape mark={mark} x={grid.x(mark.slot)} y={grid.y(mark.lane)} scale={grid.scale} isSelected={isSelected} isLabelled={isLabelled} />
+      <MarkShape mark={mark} x={grid.x(mark.slot)} y={grid.y(mark.lane)} slot={grid.slot} scale={grid.scale} isSelected={isSelected} isLabelled={isLabelled} />
     </g>
   );
 }

@@ -13,6 +13,8 @@ const UNDONE = "var(--chakra-colors-gray-500)";
 const BAD = "var(--chakra-colors-red-solid)";
 const RESTORE = "var(--chakra-colors-purple-solid)";
 const SAVEPOINT = "var(--chakra-colors-green-solid)";
+/** Pixels of a savepoint among several. */
+const SAVEPOINT_WIDTH = 16;
 /** Pixels that a time below the picture needs. */
 const TIME_WIDTH = 170;
 
@@ -129,23 +131,32 @@ export function Times({ marks, grid }: { marks: readonly Mark[]; grid: Grid }) {
 
 interface MarkProps {
   mark: Mark;
+  /** The middle of its slot. */
   x: number;
   y: number;
+  /** Pixels of a slot. */
+  slot: number;
   /** 1, or less where marks are close to each other. */
   scale: number;
   isSelected: boolean;
   isLabelled: boolean;
 }
 
-export function MarkShape({ mark, x, y, scale, isSelected, isLabelled }: MarkProps) {
-  const centre = mark.kind === "savepoint" ? y - 20 : y;
+/** Savepoints of one point are next to each other, within the slot. */
+function shiftOf({ index, count }: Mark["place"], slot: number): number {
+  return (index - (count - 1) / 2) * Math.min(SAVEPOINT_WIDTH, slot / count);
+}
+
+export function MarkShape({ mark, x, y, slot, scale, isSelected, isLabelled }: MarkProps) {
+  const [middle, centre] = [x + shiftOf(mark.place, slot), mark.kind === "savepoint" ? y - 20 : y];
+  // What is small is easier to hit; what has neighbours leaves them their room.
+  const reach = mark.place.count > 1 ? SAVEPOINT_WIDTH / 2 : 14;
   return (
     <>
-      {/* What is small is easier to hit. */}
-      <rect x={x - 14 * scale} y={centre - 11} width={28 * scale} height={22} fill="transparent" />
-      {isSelected && <circle cx={x} cy={centre} r={13} fill="none" stroke={TEXT} strokeWidth={1.5} />}
-      <g transform={scale < 1 ? `translate(${x * (1 - scale)} ${centre * (1 - scale)}) scale(${scale})` : undefined}>
-        <Shape mark={mark} x={x} y={centre} />
+      <rect x={middle - reach * scale} y={centre - 11} width={2 * reach * scale} height={22} fill="transparent" />
+      {isSelected && <circle cx={middle} cy={centre} r={13} fill="none" stroke={TEXT} strokeWidth={1.5} />}
+      <g transform={scale < 1 ? `translate(${middle * (1 - scale)} ${centre * (1 - scale)}) scale(${scale})` : undefined}>
+        <Shape mark={mark} x={middle} y={centre} />
       </g>
       {mark.label !== "" && isLabelled && (
         <text x={x} y={y + 22} textAnchor="middle" style={{ ...READABLE, fontWeight: mark.newest ? 700 : 400 }} fill={mark.undone ? MUTED : TEXT}>
@@ -211,7 +222,7 @@ export function TimelineLegend() {
       {LEGEND.map(([kind, retained, undone, text]) => (
         <Box as="li" key={text} display="flex" alignItems="center" gap={1}>
           <svg width={38} height={18} aria-hidden="true">
-            <Shape mark={{ key: "", kind, slot: 0, lane: 0, entries: [], label: "", undone, retained, newest: false }} x={19} y={9} />
+            <Shape mark={{ key: "", kind, slot: 0, lane: 0, entries: [], label: "", undone, retained, newest: false, place: { index: 0, count: 1 } }} x={19} y={9} />
           </svg>
           {text}
         </Box>

@@ -203,3 +203,16 @@ describe("the order of records", () => {
     expect(labels(inOrder({ checkpoints: [checkpoint(9, 1)], actions: [action("savepoint", 4)] }))).toEqual(["savepoint", 9]);
   });
 });
+
+it("gives each of several savepoints of one point a place of its own in the slot", () => {
+  const saved = (minute: number, name: string) => action("savepoint", 2, { checkpoint_id: 2, ended_at: at(minute), facts: { savepoint: name } });
+  const { marks } = layOut([checkpoint(1, 1), checkpoint(2, 1), saved(3, "a"), saved(4, "b"), checkpoint(5, 1), action("savepoint", 5, { checkpoint_id: 5 })]);
+  const found = marks.filter((mark) => mark.kind === "savepoint");
+  expect(found.map(({ slot, place }) => [slot, place.index, place.count])).toEqual([
+    [1, 0, 2],
+    [1, 1, 2],
+    [2, 0, 1],
+  ]);
+  expect(new Set(found.map(({ key }) => key)).size).toBe(3);
+  expect(marks.filter((mark) => mark.kind === "checkpoint").map(({ place }) => place)).toEqual([1, 2, 3].map(() => ({ index: 0, count: 1 })));
+});

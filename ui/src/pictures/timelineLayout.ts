@@ -22,6 +22,8 @@ export interface Mark {
   undone: boolean;
   retained: boolean;
   newest: boolean;
+  /** Of several savepoints of one point, which share its slot: which one it is, and their number. */
+  place: { index: number; count: number };
 }
 
 /** A line from a point to the next point of the same branch. */
@@ -285,7 +287,7 @@ export function layOut(entries: readonly TimelineRecord[], { expanded = new Set(
   const slots = slotsOf(entries, tree, lanes, { expanded, acrossRuns });
   const slotOf = new Map(slots.flatMap((rows, slot) => rows.map((row) => [row, slot] as const)));
   const used = new Map<string, number>();
-  const mark = (rows: number[], slot: number): Mark => {
+  const mark = (rows: number[], slot: number, place = { index: 0, count: 1 }): Mark => {
     const [first = 0] = rows;
     const key = keyOf(entries, rows);
     const times = (used.get(key) ?? 0) + 1;
@@ -302,13 +304,16 @@ export function layOut(entries: readonly TimelineRecord[], { expanded = new Set(
       undone: lanes[first] !== 0,
       retained: entry.retained ?? false,
       newest: isNewest && first === tree.points.at(-1),
+      place,
     };
   };
-  const marks = slots.map(mark);
+  const marks = slots.map((rows, slot) => mark(rows, slot));
+  const savepointsOf = new Map<number, number[]>();
   entries.forEach((entry, row) => {
     const point = isSavepoint(entry) ? attachedTo(entries, tree, row) : null;
-    if (point !== null) marks.push(mark([row], slotOf.get(point) ?? 0));
+    if (point !== null) savepointsOf.set(point, [...(savepointsOf.get(point) ?? []), row]);
   });
+  for (const [point, rows] of savepointsOf) rows.forEach((row, index) => marks.push(mark([row], slotOf.get(point) ?? 0, { index, count: rows.length })));
   const edges: Edge[] = [];
   const arcs: Omit<Arc, "level">[] = [];
   for (const row of tree.points) {

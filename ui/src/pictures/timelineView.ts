@@ -8,7 +8,7 @@ const MARGIN = 56;
 const ARC_STEP = 18;
 /** More slots than these are never drawn at once: the overview shows all. */
 export const MOST_VISIBLE = 250;
-/** Slots beside the visible ones that are drawn, too. */
+/** Slots before and after the visible ones that are drawn, too. */
 const BESIDE = 3;
 const MOST_ZOOM = 3;
 /** How much larger one step of the zoom makes a picture. */
