@@ -91,7 +91,7 @@ class Answer:
     """An answer of an endpoint, before it is made.
 
     Attributes:
-        versions: what the answer follows from, apart from the address.
+        versions: what the answer follows from, apart from the address and the program.
         make: makes the answer: an object for JSON, or the text of a table.
     """
 
@@ -121,7 +121,7 @@ def value_of(reading: Reading[V], job: CatalogJob) -> V:
 
 def version_of(job: CatalogJob, reading: Reading[Snapshot]) -> str:
     """Identifies what an answer has from a job root."""
-    return f"{job.id} {reading.value.version if reading.value else ''} {state_of(reading)}"
+    return f"{job.id} {job.job_root} {reading.value.version if reading.value else ''} {state_of(reading)}"
 
 
 def state_of(reading: Reading[object]) -> str:

@@ -259,9 +259,8 @@ class Snapshot:
     @cached_property
     def version(self) -> str:
         """Identifies the content: another process that reads the same objects has the same version."""
-        head = self.position.head.sha256 if self.position else ""
-        reported = _reported(self.position) if self.position else None
-        facts = (self.root.job.job_uuid, head, reported, self.history.digest, *self.coverage)
+        position = _facts_of(self.position) if self.position else None
+        facts = (self.root.job.job_uuid, position, self.history.digest, *self.coverage)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
     @property
@@ -330,10 +329,10 @@ class Snapshot:
         return self.position is not None and not point.is_aborted and self.position.entries.is_retained(point.record)
 
 
-def _reported(position: Position) -> tuple[object, ...]:
-    """Returns what a run has reported without a log entry."""
-    restoring = position.description.restoring
-    return position.description.progress, restoring and restoring.restored_tables, position.backlog
+def _facts_of(position: Position) -> tuple[object, ...]:
+    """Returns a log entry with what it does not tell: reports of runs, and whether its files could be read."""
+    is_damaged = position.manifest is None, len(position.index.lost)
+    return position.head.sha256, position.description, position.backlog, is_damaged
 
 
 def _point_key(record: Record) -> PointKey:

@@ -606,6 +606,29 @@ def test_another_process_has_the_same_etags(job: PagesJob) -> None:
     assert Pages.of(job).http.get("/api/v1/jobs/job/points?limit=5").headers["etag"] != one.headers["etag"]
 
 
+def test_after_an_upgrade_no_etag_of_before_is_valid(job: PagesJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [
+        f"/api/v1/{path}" for path in ("jobs", "jobs/job", "jobs/job/points", "jobs/job/savepoints", "journal.csv")
+    ]
+    before = {path: Pages.of(job).http.get(path).headers["etag"] for path in paths}
+    monkeypatch.setattr("stateflow.ui.app.installed_version", lambda: "99.0")
+    after = Pages.of(job)
+    for path, tag in before.items():
+        assert after.http.get(path, headers={"if-none-match": tag}).status_code == 200, path
+
+
+def test_a_damaged_manifest_changes_the_etag(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    tag = Pages.of(job).http.get("/api/v1/jobs/job").headers["etag"]
+    head = job.root.head()
+    damaged = head.entry.manifest
+    assert damaged is not None
+    (job.folder / "root" / damaged.key).write_bytes(b"{")
+    found = Pages.of(job).http.get("/api/v1/jobs/job", headers={"if-none-match": tag})
+    assert found.status_code == 200 and found.json()["full_bytes"] is None
+
+
 # -- errors and access ------------------------------------------------------------------------------------------------
 
 
