@@ -392,7 +392,7 @@ def test_a_root_that_another_job_replaces_shows_that_job(tmp_path: Path) -> None
     second.grow(8)
     shutil.rmtree(first.folder / "root")
     gone = pages.get("jobs/job", JobState)
-    assert gone["problem"]["code"] == "config" and gone["last_read_at"]
+    assert gone["problem"]["code"] == "unknown-job" and gone["last_read_at"]
     assert gone["newest"] == before["newest"] and gone["job_uuid"] == before["job_uuid"]
     shutil.copytree(second.folder / "root", first.folder / "root")
     after = pages.get("jobs/job", JobState)

@@ -1037,6 +1037,7 @@ export interface components {
         SavepointPage: {
             savepoints: components["schemas"]["SavepointDescription"][];
             older: boolean;
+            next_cursor: string | null;
             elsewhere: components["schemas"]["ActionEntry"][];
             history_complete: boolean;
             history_truncated: boolean;
@@ -1245,7 +1246,7 @@ export interface operations {
             query?: {
                 /** @description the next_cursor of the page before */
                 cursor?: string;
-                /** @description how many; by default all */
+                /** @description how many */
                 limit?: number;
             };
             header?: never;
@@ -1484,7 +1485,12 @@ export interface operations {
     };
     "jobs-savepoints": {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description the next_cursor of the page before */
+                cursor?: string;
+                /** @description how many */
+                limit?: number;
+            };
             header?: never;
             path: {
                 id: string;
