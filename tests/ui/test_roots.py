@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -498,7 +499,12 @@ class Calling:
 
     def answer(self, root: str) -> bool:
         """Whether a call of a job root that answers is begun."""
-        call = self.threads.submit(lambda: self.ended.append(root) is None, root)
+
+        def run() -> bool:
+            self.ended.append(root)
+            return True
+
+        call = self.threads.submit(run, root)
         if call.began is not None:
             wait_for(lambda: root in self.ended, lambda: f"{root} has not ended")
             # The thread notes the answer after the call.
@@ -554,7 +560,7 @@ def test_a_job_root_that_does_not_answer_is_asked_one_call_at_a_time_after_longe
         assert release[at].wait(60)
         return at == 7
 
-    calls = [calling.threads.submit(lambda at=at: run(at), "dead") for at in range(8)]
+    calls = [calling.threads.submit(partial(run, at), "dead") for at in range(8)]
     for at, call in enumerate(calls):
         while call.began is None:
             calling.pass_time(1)
