@@ -1,7 +1,7 @@
 """Small functions without a state that all packages use.
 
 Checks of choices and of names that become part of a storage path, suggestions for unknown names, the line of user
-code that an exception comes from, a call at an interval while other code runs, and the installed version.
+code that an exception comes from, calls at an interval or in threads while other code runs, and the installed version.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import re
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from datetime import timedelta
 from difflib import SequenceMatcher
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from queue import SimpleQueue
 from traceback import extract_tb
+from typing import ParamSpec, TypeVar
 
 from stateflow.errors import ConfigError, StateflowError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -141,6 +147,63 @@ def call_periodically(interval: timedelta, call: Callable[[], object]) -> Iterat
     finally:
         ended.set()
         thread.join()
+
+
+class DaemonExecutor(Executor):
+    """Runs calls in threads that end with the process: unlike those of a ThreadPoolExecutor, also if a call hangs.
+
+    Args:
+        threads: maximum number of threads.
+        name: name of the threads.
+    """
+
+    def __init__(self, threads: int, name: str = "stateflow-reads") -> None:
+        self._most = threads
+        self._name = name
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._pending = 0
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Returns the future result of a call."""
+        future = Future[T]()
+
+        def run() -> None:
+            try:
+                if future.set_running_or_notify_cancel():
+                    try:
+                        result = fn(*args, **kwargs)
+                    except BaseException as e:
+                        future.set_exception(e)
+                    else:
+                        future.set_result(result)
+            finally:
+                with self._lock:
+                    self._pending -= 1
+
+        with self._lock:
+            if len(self._threads) < min(self._most, self._pending + 1):
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            self._pending += 1
+        self._calls.put(run)
+        return future
+
+    def _work(self) -> None:
+        while (run := self._calls.get()) is not None:
+            run()
+            # The call of a thread that waits for the next one would keep its result.
+            del run
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the threads after the calls that were submitted; `cancel_futures` is not supported."""
+        for _ in self._threads:
+            self._calls.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
 
 
 @cache

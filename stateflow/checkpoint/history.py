@@ -15,7 +15,6 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,6 +35,7 @@ from stateflow.checkpoint.log.documents import (
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import read_document, write_document
 from stateflow.errors import DataError, HistoryChanged, MissingFile, StateflowError, TooLarge
+from stateflow.helpers import DaemonExecutor
 from stateflow.state.handles import Document, FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import (
@@ -640,7 +640,7 @@ def read_index(storage: Storage, handle: FileHandle | None) -> HistoryIndex:
 
 def _digests(storage: Storage, keys: list[str]) -> dict[str, str]:
     """Returns the SHA-256 of each object; empty for one that is too large, without those that were deleted."""
-    with ThreadPoolExecutor(_READERS) as pool:
+    with DaemonExecutor(_READERS) as pool:
         found = zip(keys, pool.map(lambda key: _digest(storage, key), keys), strict=True)
         return {key: digest for key, digest in found if digest is not None}
 

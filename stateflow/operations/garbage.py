@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -18,6 +17,7 @@ from stateflow.checkpoint.log.transitions import drop_expired
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
+from stateflow.helpers import DaemonExecutor
 from stateflow.operations.job_root import open_root
 from stateflow.operations.savepoint_retention import divide_savepoints
 from stateflow.outputs import Inline
@@ -207,7 +207,7 @@ def _released(root: JobRoot, head: Head, retain: int | None) -> tuple[tuple[int,
 def _files_of(root: JobRoot, refs: Iterable[EntryRef]) -> dict[str, int]:
     """Returns the size of each file that checkpoints refer to, with their manifests, by key."""
     refs = list(refs)
-    with ThreadPoolExecutor(_READERS) as pool:
+    with DaemonExecutor(_READERS) as pool:
         manifests = list(pool.map(root.checkpoints.manifest_of, refs))
     found = {file.key: file.size for manifest in manifests for file in files_of(manifest)}
     return found | {ref.manifest.key: ref.manifest.size for ref in refs}

@@ -7,7 +7,6 @@ and whether its sources still hold their input, is None: it is never guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,6 +35,7 @@ from stateflow.checkpoint.restore.plan_document import (
 from stateflow.checkpoint.restore.targets import TargetLimits
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
+from stateflow.helpers import DaemonExecutor
 from stateflow.operations.status import read_newest_manifest
 from stateflow.outputs import utc_text
 from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, read_explanation
@@ -333,7 +333,7 @@ def _check_files(checked: CheckedTarget) -> PlanCheck:
         return PlanCheck("target-files", None, text)
     try:
         check_state_files(checked.graph.read, location_of(checked.root, checked.target))
-        with ThreadPoolExecutor(_READERS) as pool:
+        with DaemonExecutor(_READERS) as pool:
             for _ in pool.map(lambda file: check_sizes(storage, [file]), files):
                 pass
     except (MissingFile, CorruptFile) as e:

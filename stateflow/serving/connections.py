@@ -70,12 +70,13 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def bounded_config(app: Callable[..., object], connections: int) -> Config:
+def bounded_config(app: Callable[..., object], connections: int, *, grace_seconds: int = 10) -> Config:
     """Returns the configuration of a server whose connections are bounded.
 
     Args:
         app: the application.
         connections: maximum number of connections; further ones are answered with status 503.
+        grace_seconds: how long requests in progress delay the end.
     """
     return Config(
         app,
@@ -88,7 +89,7 @@ def bounded_config(app: Callable[..., object], connections: int) -> Config:
         date_header=False,
         limit_concurrency=connections,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=grace_seconds,
     )
 
 

@@ -60,7 +60,7 @@ class TokenPolicy:
         given = request.headers.get("authorization", "").encode()
         if self._expected and not hmac.compare_digest(given, self._expected):
             raise Unauthorized(
-                "the token is missing or wrong",
-                hint="enter the token of the server, or send it as Authorization: Bearer TOKEN",
+                "the token is wrong" if given else "the server requires a token",
+                hint="send the token in the server's --token-file as Authorization: Bearer TOKEN",
             )
         return _ReadsAll()

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from stateflow.errors import (
     Unauthorized,
     UnknownJob,
 )
+from stateflow.helpers import DaemonExecutor
 from stateflow.outputs import ErrorReport, Timestamp, encode_json, error_report
 from stateflow.ui.openapi import API, ApiError
 from stateflow.ui.requests import Call
@@ -91,7 +92,7 @@ class Answer:
     """An answer of an endpoint, before it is made.
 
     Attributes:
-        versions: what the answer follows from, apart from the address.
+        versions: what the answer follows from, apart from the address and the program.
         make: makes the answer: an object for JSON, or the text of a table.
     """
 
@@ -121,7 +122,7 @@ def value_of(reading: Reading[V], job: CatalogJob) -> V:
 
 def version_of(job: CatalogJob, reading: Reading[Snapshot]) -> str:
     """Identifies what an answer has from a job root."""
-    return f"{job.id} {reading.value.version if reading.value else ''} {state_of(reading)}"
+    return f"{job.id} {job.job_root} {reading.value.version if reading.value else ''} {state_of(reading)}"
 
 
 def state_of(reading: Reading[object]) -> str:
@@ -167,7 +168,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, "stateflow-ui-answers")
+        self._threads = DaemonExecutor(_THREADS, "stateflow-ui-answers")
         self._making: dict[str, Future[bytes]] = {}
         self._made: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0

@@ -3,8 +3,9 @@
 The same application is served by `stateflow ui` and mounted by the plugin of Airflow: a catalog says which job roots
 there are, and a policy who may read them. All addresses are relative, so that it works below any prefix.
 
-An answer follows from the address and from the versions of the job roots, which make its ETag. So a request with the
-ETag of the answer before is answered without making it again, and so is one for an answer that is still in memory.
+An answer follows from the address, the versions of the job roots and the program that makes it, which make its ETag. So
+a request with the ETag of the answer before is answered without making it again, and so is one for an answer that is
+still in memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stateflow.errors import ConfigError, Unauthorized
+from stateflow.helpers import installed_version
 from stateflow.ui.access import AccessPolicy, Viewer
 from stateflow.ui.answers import Answer, Bodies, Handler, Refused, error_response, matches, nothing_here
 from stateflow.ui.checkpoints import CHECKPOINT_ENDPOINTS, CheckpointEndpoints
@@ -95,6 +97,9 @@ class PagesApi:
         self._endpoints = (*ENDPOINTS, *(DAG_ENDPOINTS if dags else ()))
         self._bodies = Bodies()
         self._document = to_document(self._endpoints).encode()
+        # Of the same job roots, another version of stateflow makes other answers. The document also tells apart two
+        # states of a program that is being changed.
+        self._program = [installed_version(), hashlib.sha256(self._document).hexdigest()]
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes of the endpoints, relative to `API`."""
@@ -137,7 +142,8 @@ class PagesApi:
         return {id: job for id, job in self._catalog.jobs().items() if viewer.may_read(job)}
 
     async def _respond(self, request: HttpRequest, endpoint: Endpoint, answer: Answer) -> Response:
-        parts = (request.url.path, sorted(request.query_params.multi_items()), list(answer.versions))
+        address = request.url.path, sorted(request.query_params.multi_items())
+        parts = (self._program, address, list(answer.versions))
         tag = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
         headers = {"etag": f'W/"{tag}"', "cache-control": "private, no-cache"}
         if matches(request.headers, tag):

@@ -144,7 +144,11 @@ class RootCatalog:
         """Searches a folder once. After an error, the job roots that were found before stay."""
         before = self._found.get(folder, {})
         try:
-            prefixes, truncated = find_job_roots(self._folders[folder], self._limits)
+            storage = self._folders[folder]
+            if isinstance(storage, PosixStorage) and not storage.root.is_dir():
+                hint = f"correct the path, or create it: it is looked for each {_EVERY_SECONDS:.0f} seconds"
+                raise ConfigError("the folder does not exist", hint=hint, folder=str(storage.root))
+            prefixes, truncated = find_job_roots(storage, self._limits)
             self._found[folder] = jobs = self._jobs_at(folder, prefixes)
         except StateflowError as e:
             self._searches[folder] = RootSearch(folder, len(before), False, error_report(e))

@@ -19,8 +19,8 @@ from stateflow.outputs import ErrorReport, Inline, OptionalId, OptionalText, Tim
 from stateflow.runtime.backlog import NOT_MEASURED, JobBacklog
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, find_point, operators_at, sources_at
-from stateflow.ui.openapi import Endpoint, Parameter
-from stateflow.ui.requests import CURSOR, Call, to_cursor
+from stateflow.ui.openapi import Endpoint
+from stateflow.ui.requests import CURSOR, Call, limit_parameter, to_cursor
 from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.savepoints import LastSavepoint, last_savepoint
@@ -282,7 +282,7 @@ def _undone_count(snapshot: Snapshot) -> int:
     return sum(isinstance(point.record, CheckpointRecord) and snapshot.is_undone(point) for point in snapshot.points)
 
 
-_LIMIT = Parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "how many; by default all")
+_LIMIT = limit_parameter(1000, 1000)
 
 JOB_ENDPOINTS = (
     Endpoint("jobs", "The jobs that the caller may read", JobList, (CURSOR, _LIMIT)),

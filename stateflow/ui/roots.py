@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from stateflow.checkpoint.log.documents import EntryRef, Manifest
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 V = TypeVar("V", covariant=True)
-_NEVER = float("-inf")
+_NEVER, _FOREVER = float("-inf"), float("inf")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ class RootLimits:
         threads: calls that work concurrently.
         threads_of_root: calls of one job root that have begun and not ended; its others wait.
         waiting: calls of one job root that wait for a thread; further ones are refused.
-        hanging: calls beyond their deadline, after which no others are begun.
+        hanging: calls beyond their deadline, after which no others are begun. A third of it is the bound for further
+            calls of job roots that do not answer, two thirds for first calls of job roots: one that has answered goes
+            on, however many others do not.
+        longest_pause: time between two calls of a job root that does not answer; at first, it is the deadline.
         deadline: time after which a call is said to hang, from its start.
         fresh: age up to which a snapshot is shown without a look at the storage.
         patience: how long a page waits for a look if there is a snapshot that is at most `old`.
@@ -116,21 +120,22 @@ class RootLimits:
     threads: int = 8
     threads_of_root: int = 4
     waiting: int = 64
-    hanging: int = 64
+    hanging: int = 192
+    longest_pause: timedelta = timedelta(minutes=5)
     deadline: timedelta = timedelta(seconds=5)
     fresh: timedelta = timedelta(seconds=1)
     patience: timedelta = timedelta(milliseconds=50)
     list_patience: timedelta = timedelta(milliseconds=250)
     old: timedelta = timedelta(seconds=10)
     results: int = 64
-    roots: int = 1000
+    roots: int = 5000
 
 
 class ThreadCall:
     """A call in a thread of its own, or one that waits for a thread.
 
     Args:
-        run: the call, which raises nothing.
+        run: the call, which raises nothing and returns whether the job root has answered.
         root: address of the job root that it reads.
         asked: when it was asked for.
 
@@ -139,7 +144,7 @@ class ThreadCall:
         hangs: whether it has not ended at its deadline.
     """
 
-    def __init__(self, run: Callable[[], None], root: str, asked: float) -> None:
+    def __init__(self, run: Callable[[], bool], root: str, asked: float) -> None:
         self.run = run
         self.root = root
         self.asked = asked
@@ -147,8 +152,33 @@ class ThreadCall:
         self.hangs = False
 
 
+class _Trust(IntEnum):
+    """What is known of a job root's storage; its value says how many thirds of `RootLimits.hanging` may hang before."""
+
+    FAILS = 1
+    """A call hangs, and none has returned since."""
+    UNKNOWN = 2
+    ANSWERS = 3
+
+
+class _RootCalls:
+    """The calls of one job root."""
+
+    def __init__(self) -> None:
+        # As a set that keeps the order.
+        self.waiting: dict[ThreadCall, None] = {}
+        self.running = 0
+        self.hanging = 0
+        self.trust = _Trust.UNKNOWN
+        self.pause = 0.0
+        self.not_before = _NEVER
+
+
 class Threads:
     """Runs blocking calls in threads that end with the process; one that hangs does not occupy a place.
+
+    A job root that has never answered has one call at a time. One that does not answer any more is asked by one further
+    call after a pause, which gets longer each time, so that many of them leave threads to the others.
 
     Args:
         limits: number of threads and of calls, and deadline.
@@ -159,63 +189,141 @@ class Threads:
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: list[ThreadCall] = []
-        self._running: list[ThreadCall] = []
+        self._roots: dict[str, _RootCalls] = {}
+        # The job roots that have waiting calls, in the order of their turns.
+        self._turns: OrderedDict[str, None] = OrderedDict()
+        # When each call began that does not hang, the oldest first.
+        self._working: dict[ThreadCall, float] = {}
+        self._hanging = 0
+        # None of the waiting calls may begin before.
+        self._blocked_until = _NEVER
 
-    def submit(self, run: Callable[[], None], root: str) -> ThreadCall:
+    def submit(self, run: Callable[[], bool], root: str) -> ThreadCall:
         """Begins a call as soon as there is a place.
 
         Args:
-            run: the call, which raises nothing.
+            run: the call, which raises nothing and returns whether the job root has answered.
             root: address of the job root that it reads.
 
         Raises NotYetAvailable if too many calls of the job root wait.
         """
-        call = ThreadCall(run, root, self._clock.monotonic())
+        now = self._clock.monotonic()
+        call = ThreadCall(run, root, now)
         with self._lock:
-            if sum(each.root == root for each in self._waiting) >= self._limits.waiting:
+            calls = self._roots.setdefault(root, _RootCalls())
+            if len(calls.waiting) >= self._limits.waiting:
                 raise NotYetAvailable(
                     "too many calls wait for the job root", hint="ask again later", waiting=self._limits.waiting
                 )
-            self._waiting.append(call)
+            calls.waiting[call] = None
+            self._turns.setdefault(root)
+            self._blocked_until = min(self._blocked_until, self._begins_at(calls))
         self.sweep()
         return call
+
+    def drop(self, call: ThreadCall) -> bool:
+        """Gives up a call that has not begun; returns False for one that has."""
+        with self._lock:
+            calls = self._roots.get(call.root)
+            if calls is None or call not in calls.waiting:
+                return False
+            self._take(call, calls)
+            self._forget(call.root, calls)
+            return True
 
     def sweep(self) -> None:
         """Gives the places of calls that hang to those that wait."""
         now = self._clock.monotonic()
-        deadline = self._limits.deadline.total_seconds()
         with self._lock:
-            for call in self._running:
-                call.hangs = call.hangs or (call.began is not None and now - call.began >= deadline)
-            hanging = sum(call.hangs for call in self._running)
-            places = self._limits.threads - (len(self._running) - hanging)
-            while places > 0 and hanging < self._limits.hanging and (next_call := self._next()) is not None:
+            self._find_hanging(now)
+            while len(self._working) < self._limits.threads and (call := self._next(now)) is not None:
                 try:
-                    self._start(next_call, now)
+                    threading.Thread(target=self._work, args=(call,), name="stateflow-ui", daemon=True).start()
                 except RuntimeError:
                     # The process has as many threads as it may have: it waits for the next sweep.
                     break
-                places -= 1
+                calls = self._roots[call.root]
+                self._take(call, calls)
+                calls.running += 1
+                call.began = self._working[call] = now
 
-    def _next(self) -> ThreadCall | None:
-        """Returns the call that has waited longest, of a job root that may have a further thread."""
-        of_root = Counter(each.root for each in self._running)
-        return next((each for each in self._waiting if of_root[each.root] < self._limits.threads_of_root), None)
+    def _find_hanging(self, now: float) -> None:
+        deadline, longest = self._limits.deadline.total_seconds(), self._limits.longest_pause.total_seconds()
+        while self._working and now - self._working[oldest := next(iter(self._working))] >= deadline:
+            del self._working[oldest]
+            oldest.hangs = True
+            self._hanging += 1
+            calls = self._roots[oldest.root]
+            calls.hanging += 1
+            calls.trust = _Trust.FAILS
+            if now >= calls.not_before:
+                # Not for each of several calls that hang at the same time.
+                calls.pause = min(max(2 * calls.pause, deadline), longest)
+                calls.not_before = now + calls.pause
+            # A further call may find out whether the job root answers again, although none has ended.
+            self._blocked_until = _NEVER
 
-    def _start(self, call: ThreadCall, now: float) -> None:
-        threading.Thread(target=self._work, args=(call,), name="stateflow-ui", daemon=True).start()
-        call.began = now
-        self._waiting.remove(call)
-        self._running.append(call)
+    def _next(self, now: float) -> ThreadCall | None:
+        """Returns the oldest waiting call of the first job root that may have a further thread."""
+        if now < self._blocked_until:
+            return None
+        times = [_FOREVER]
+        for root in self._turns:
+            calls = self._roots[root]
+            at = self._begins_at(calls)
+            if at <= now:
+                return next(iter(calls.waiting))
+            times.append(at)
+        # So that those that cannot begin are not looked through again for each call that is submitted.
+        self._blocked_until = min(times)
+        return None
+
+    def _begins_at(self, calls: _RootCalls) -> float:
+        """Returns when a further call of a job root may begin; never before another call has ended."""
+        if calls.trust is _Trust.ANSWERS:
+            is_full = calls.running >= self._limits.threads_of_root
+        else:
+            # Only one call finds out whether it answers, besides one that hangs already.
+            is_full = calls.running > calls.hanging or calls.hanging > 1
+        if is_full or len(_Trust) * self._hanging >= calls.trust * self._limits.hanging:
+            return _FOREVER
+        return calls.not_before if calls.trust is _Trust.FAILS else _NEVER
+
+    def _take(self, call: ThreadCall, calls: _RootCalls) -> None:
+        """Takes a call out of those that wait; it is then another job root's turn."""
+        del calls.waiting[call]
+        if calls.waiting:
+            self._turns.move_to_end(call.root)
+        else:
+            del self._turns[call.root]
 
     def _work(self, call: ThreadCall) -> None:
+        has_answered = False
         try:
-            call.run()
+            has_answered = call.run()
         finally:
             with self._lock:
-                self._running.remove(call)
+                self._end(call, has_answered)
             self.sweep()
+
+    def _end(self, call: ThreadCall, has_answered: bool) -> None:
+        calls = self._roots[call.root]
+        calls.running -= 1
+        if call.hangs:
+            calls.hanging -= 1
+            self._hanging -= 1
+        else:
+            del self._working[call]
+        if has_answered:
+            calls.trust, calls.pause, calls.not_before = _Trust.ANSWERS, 0.0, _NEVER
+        elif call.hangs:
+            calls.not_before = self._clock.monotonic() + calls.pause
+        self._blocked_until = _NEVER
+        self._forget(call.root, calls)
+
+    def _forget(self, root: str, calls: _RootCalls) -> None:
+        if not calls.waiting and not calls.running and len(self._roots) > self._limits.roots:
+            del self._roots[root]
 
 
 @dataclass(frozen=True)
@@ -335,7 +443,14 @@ class Cell(Generic[T]):
                 self._reading, self._ended = replace(self._reading, problem=e), now
             return self._running
 
-    def _run(self) -> None:
+    def forget(self) -> None:
+        """Gives up a call that has not begun, because the result is not kept."""
+        with self._lock:
+            if self._running is not None and self._threads.drop(self._running):
+                problem = NotYetAvailable(f"{self._source} has not been asked", hint="ask again later")
+                self._end(replace(self._reading, problem=problem))
+
+    def _run(self) -> bool:
         before = self._reading
         try:
             reading = Reading(self._call(), self._clock.now().isoformat(timespec="milliseconds"), None)
@@ -345,12 +460,18 @@ class Cell(Generic[T]):
             log.exception("unexpected error while reading a job root")
             reading = replace(before, problem=InternalError(f"{type(e).__name__}: {e}", hint="report this"))
         with self._lock:
-            self._reading = reading
-            self._running, self._ended = None, self._clock.monotonic()
-            for waiter in self._waiters:
-                # The loop of a server that is being stopped may have ended.
-                with contextlib.suppress(RuntimeError):
-                    waiter.get_loop().call_soon_threadsafe(_settle, waiter)
+            self._end(reading)
+        # Also the error that there is no job, or that it is damaged, is an answer of the storage.
+        return not isinstance(reading.problem, StorageError)
+
+    def _end(self, reading: Reading[T]) -> None:
+        """Ends the call, and wakes those who wait for it."""
+        self._reading = reading
+        self._running, self._ended = None, self._clock.monotonic()
+        for waiter in self._waiters:
+            # The loop of a server that is being stopped may have ended.
+            with contextlib.suppress(RuntimeError):
+                waiter.get_loop().call_soon_threadsafe(_settle, waiter)
 
 
 def _settle(waiter: asyncio.Future[None]) -> None:
@@ -364,6 +485,8 @@ class _Followed:
     def __init__(self, job: CatalogJob, threads: Threads, clock: Clock, limits: RootLimits) -> None:
         self.reader = RootReader(job.open_storage, clock)
         self.extent = Extent.NEWEST
+        # Of the reader's memory, as it was counted last.
+        self.counted = 0
         # The snapshot is the reader's alone, so that its memory can be freed.
         self.looks: Cell[None] = Cell(threads, self._look, clock, limits=limits, fresh=limits.fresh, root=job.job_root)
 
@@ -395,6 +518,9 @@ class Roots:
         self.threads = Threads(limits, self.clock)
         self._lock = threading.Lock()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+        # Those that can be shortened.
+        self._long: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+        self._counted = 0
         self._manifests: Calls[Manifest] = Calls(self, None)
 
     async def read(
@@ -416,7 +542,7 @@ class Roots:
             # A look reads a part of a long history, so that it ends in time.
             if not lacks or not followed.lacks(extent) or self.clock.monotonic() >= ends:
                 break
-        self._bound_memory(followed)
+        self._bound_memory((job.id, job.job_root), followed)
         return followed.now()
 
     async def read_all(self, jobs: Sequence[CatalogJob], extent: Extent) -> list[Reading[Snapshot]]:
@@ -450,27 +576,48 @@ class Roots:
             if followed is None:
                 followed = self._followed[key] = _Followed(job, self.threads, self.clock, self.limits)
             followed.extent = max(followed.extent, extent)
+            if followed.extent is not Extent.NEWEST:
+                self._long.setdefault(key, followed)
             if extent is Extent.WHOLE:
                 # A list of all jobs touches each of them, and says nothing about what will be needed again.
                 self._followed.move_to_end(key)
+                self._long.move_to_end(key)
             while len(self._followed) > self.limits.roots:
-                self._followed.popitem(last=False)
+                oldest, forgotten = self._followed.popitem(last=False)
+                self._long.pop(oldest, None)
+                self._counted -= forgotten.counted
+                # Otherwise the calls of all that were forgotten would wait before those of others.
+                forgotten.looks.forget()
             return followed
 
-    def _bound_memory(self, current: _Followed) -> None:
+    def _bound_memory(self, key: tuple[str, str], current: _Followed) -> None:
         with self._lock:
-            found = list(self._followed.values())
-        taken = sum(each.reader.memory for each in found)
+            if self._followed.get(key) is current:
+                taken = current.reader.memory
+                self._counted += taken - current.counted
+                current.counted = taken
+            if self._counted <= self.limits.memory:
+                return
+            found = [(each_key, each) for each_key, each in self._long.items() if each is not current]
         for extent in (Extent.ACTIONS, Extent.NEWEST):
-            for each in found:
-                if taken <= self.limits.memory:
+            for each_key, each in found:
+                if self._counted <= self.limits.memory:
                     return
-                if each is current or each.extent <= extent:
-                    continue
-                freed = each.reader.shrink(extent)
-                if freed is not None:
-                    each.extent = extent
-                    taken -= freed
+                if each.extent > extent:
+                    self._shorten(each_key, each, extent)
+
+    def _shorten(self, key: tuple[str, str], followed: _Followed, extent: Extent) -> None:
+        if followed.reader.shrink(extent) is None:
+            return
+        with self._lock:
+            followed.extent = extent
+            if self._followed.get(key) is not followed:
+                return
+            taken = followed.reader.memory
+            self._counted += taken - followed.counted
+            followed.counted = taken
+            if extent is Extent.NEWEST:
+                self._long.pop(key, None)
 
 
 class Calls(Generic[T]):
@@ -500,5 +647,6 @@ class Calls(Generic[T]):
                 self._cells[key] = cell
             self._cells.move_to_end(key)
             while len(self._cells) > self._results:
-                self._cells.popitem(last=False)
+                _, forgotten = self._cells.popitem(last=False)
+                forgotten.forget()
         return await cell.read()

@@ -6,15 +6,17 @@ import contextlib
 import heapq
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, DataError, NotYetAvailable
+from stateflow.helpers import DaemonExecutor
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.operations.garbage import RetentionEffect, preview_retention
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
@@ -24,15 +26,15 @@ from stateflow.storage import Storage
 from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_file, savepoint_folder
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, state_of, value_of, version_of
 from stateflow.ui.openapi import Endpoint, Parameter
-from stateflow.ui.requests import TEXT, Call, wrong_value
+from stateflow.ui.requests import CURSOR, TEXT, Call, limit_parameter, to_cursor, wrong_value
 from stateflow.ui.roots import Calls, Reading, Roots
 from stateflow.ui.snapshots import Action, Snapshot
 
 log = logging.getLogger(__name__)
 
-_LONGEST_SAVEPOINT_LIST = 200
 _SAVEPOINT_READERS = 8
 
+_LIMIT = limit_parameter(200, 200)
 _COMPARED = (
     Parameter("from", TEXT, "name of the first savepoint, or of its folder"),
     Parameter("to", TEXT, "the same of the second one"),
@@ -93,26 +95,41 @@ class SavepointPage:
     """The savepoints of a job.
 
     Attributes:
-        savepoints: the newest complete savepoints in the job root, newest first.
-        older: whether the job root has more of them than are read.
+        savepoints: complete savepoints in the job root, newest first.
+        older: whether the job root has older ones than these.
+        next_cursor: `cursor` of the page of older savepoints; null if this is the last one.
         elsewhere: records of savepoints that were made outside of the job root and not disposed of, newest first.
         freshness: how current this is.
     """
 
     savepoints: tuple[SavepointDescription, ...]
     older: bool
+    next_cursor: OptionalText
     elsewhere: tuple[ActionEntry, ...]
     freshness: Inline[Freshness]
 
 
-def savepoint_page(
-    reading: Reading[Snapshot], listed: Reading[tuple[tuple[SavepointDescription, ...], bool]]
-) -> SavepointPage:
-    """Returns the savepoints of a job."""
-    snapshot = reading.value
-    found, older = listed.value or ((), False)
+class SavepointKey(NamedTuple):
+    """Place of a savepoint among all savepoints of a job: when it was made, in UTC, and the name of its folder."""
+
+    made_at: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _SavepointList:
+    """A page of savepoints, newest first, and the place of its last one if there are older ones."""
+
+    found: tuple[SavepointDescription, ...] = ()
+    more: SavepointKey | None = None
+
+
+def savepoint_page(reading: Reading[Snapshot], listed: Reading[_SavepointList]) -> SavepointPage:
+    """Returns a page of the savepoints of a job."""
+    snapshot, page = reading.value, listed.value or _SavepointList()
     elsewhere = tuple(reversed(list(snapshot.entries_of(_elsewhere(snapshot))))) if snapshot else ()
-    return SavepointPage(found, older, elsewhere, freshness_of(snapshot, reading, listed))
+    freshness = freshness_of(snapshot, reading, listed)
+    return SavepointPage(page.found, page.more is not None, to_cursor(page.more), elsewhere, freshness)
 
 
 def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:
@@ -164,35 +181,48 @@ def savepoint_diff(reading: Reading[Snapshot], difference: Reading[SavepointDiff
 
 
 class _Savepoints:
-    """The savepoints in a job root; a description is made again only if its document or its owner is another.
+    """A page of savepoints in a job root; one is described again only if its document or its owner is another.
 
     Args:
         storage: the job root.
         made_at: returns when savepoints were made, by the name of their folder, as far as the history tells it.
+        before: the place after which the page begins; None for the newest ones.
+        limit: the largest number of savepoints.
     """
 
-    def __init__(self, storage: Storage, made_at: Callable[[], Mapping[str, datetime]]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        made_at: Callable[[], Mapping[str, datetime]],
+        *,
+        before: SavepointKey | None,
+        limit: int,
+    ) -> None:
         self._storage = storage
         self._made_at = made_at
+        self._before = before
+        self._limit = limit
         self._stored_at: dict[str, datetime] = {}
         self._known: dict[str, tuple[str, SavepointDescription]] = {}
 
-    def read(self) -> tuple[tuple[SavepointDescription, ...], bool]:
-        """Returns the newest complete savepoints, newest first, and whether there are more than were read."""
+    def read(self) -> _SavepointList:
+        """Returns the complete savepoints of the page."""
         storage = self._storage
         names = [name for name in storage.folders(SAVEPOINTS) if savepoint_file(f"{SAVEPOINTS}{name}/{SAVEPOINT}")]
-        with ThreadPoolExecutor(_SAVEPOINT_READERS) as pool:
-            folders = [savepoint_folder(name) for name in self._newest(names, pool)]
+        with DaemonExecutor(_SAVEPOINT_READERS) as pool:
+            chosen, more = self._choose(names, pool)
+            folders = [savepoint_folder(name) for name in chosen]
             described = pool.map(lambda each: _describe_savepoint(storage, each, self._known.get(each)), folders)
             found = {folder: each for folder, each in zip(folders, described, strict=True) if each is not None}
         self._known = found
         ordered = sorted((each for _, each in found.values()), key=lambda each: each.report.made_at, reverse=True)
-        return tuple(ordered), len(names) > _LONGEST_SAVEPOINT_LIST
+        return _SavepointList(tuple(ordered), more)
 
-    def _newest(self, names: Sequence[str], pool: Executor) -> Sequence[str]:
-        """Returns the names of the newest savepoints: names do not tell when they were made."""
-        if len(names) <= _LONGEST_SAVEPOINT_LIST:
-            return names
+    def _choose(self, names: Sequence[str], pool: Executor) -> tuple[Sequence[str], SavepointKey | None]:
+        """Returns the names of the page's savepoints, and the place of the last one if there are older ones."""
+        if self._before is None and len(names) <= self._limit:
+            return names, None
+        # Names do not tell when savepoints were made.
         present, made_at = set(names), self._made_at()
         # Of those that the history does not tell of any more, or not yet. Without a document, one is not complete.
         asked = present - made_at.keys() - self._stored_at.keys()
@@ -200,7 +230,14 @@ class _Savepoints:
         new = {name: datetime.fromtimestamp(blob.modified_ms / 1000, UTC) for name, blob in stored if blob}
         self._stored_at = {name: at for name, at in {**self._stored_at, **new}.items() if name in present}
         times = {**self._stored_at, **made_at}
-        return heapq.nlargest(_LONGEST_SAVEPOINT_LIST, present & times.keys(), key=lambda name: (times[name], name))
+        places = [SavepointKey(_sortable(times[name]), name) for name in present & times.keys()]
+        older = [place for place in places if self._before is None or place < self._before]
+        page = heapq.nlargest(self._limit, older)
+        return [place.name for place in page], page[-1] if len(page) < len(older) else None
+
+
+def _sortable(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def _times_of(snapshot: Snapshot | None) -> dict[str, datetime]:
@@ -235,7 +272,7 @@ def _describe_savepoint(
 
 
 SAVEPOINT_ENDPOINTS = (
-    Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage),
+    Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage, (CURSOR, _LIMIT)),
     Endpoint("jobs/{id}/savepoint-diff", "Two savepoints, compared without reading state", SavepointDiff, _COMPARED),
     Endpoint("jobs/{id}/retention-preview", "What a retention would delete", RetentionPreview, _RETENTION),
 )
@@ -250,7 +287,7 @@ class SavepointEndpoints:
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
-        self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
+        self._savepoints: Calls[_SavepointList] = Calls(roots, timedelta(seconds=5))
         self._retentions: Calls[RetentionEffect] = Calls(roots, timedelta(seconds=10))
         self._differences: Calls[SavepointDifference] = Calls(roots, timedelta(seconds=10))
 
@@ -263,13 +300,15 @@ class SavepointEndpoints:
         }
 
     async def _list_savepoints(self, call: Call) -> Answer:
-        job = call.job
+        job, before, limit = call.job, call.cursor(SavepointKey), call.number(_LIMIT)
+        assert limit is not None
         reading = await self._roots.read(job)
         if reading.value is None:
             raise reading.problem or NotYetAvailable("the job root has not been read yet", job=job.id)
-        known = _Savepoints(reading.value.root.storage, lambda: _times_of(self._roots.known(job)))
+        storage, times = reading.value.root.storage, lambda: _times_of(self._roots.known(job))
+        known = _Savepoints(storage, times, before=before, limit=limit)
         # Of several, the first one is asked again and again.
-        listed = await self._savepoints.read((job.job_root,), known.read)
+        listed = await self._savepoints.read((job.job_root, repr(before), str(limit)), known.read)
         versions = [version_of(job, reading), state_of(listed), repr(listed.value)]
         return Answer(versions, lambda: savepoint_page(reading, listed))
 

@@ -17,6 +17,7 @@ from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.roots import RootLimits, Roots
 
 _SERVER = "server of pages"
+_SHORTEST_TOKEN = 16
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -54,11 +55,18 @@ class PagesServer:
 
     def __init__(self, catalog: RootCatalog, settings: PagesSettings = PagesSettings()) -> None:
         check_address(_SERVER, settings.host, settings.token)
+        if 0 < len(settings.token) < _SHORTEST_TOKEN:
+            raise ConfigError(
+                f"the token of a {_SERVER} has fewer than {_SHORTEST_TOKEN} characters: others could guess it",
+                hint="openssl rand -hex 32 prints one that nobody guesses",
+                characters=len(settings.token),
+            )
         self._catalog = catalog
         self._socket = bind(_SERVER, settings.host, settings.port)
         hosts = settings.allowed_hosts | (_LOOPBACK_NAMES if is_loopback(settings.host) else frozenset())
         app = make_app(catalog, TokenPolicy(settings.token), roots=Roots(settings.limits), hosts=hosts)
-        self._http = uvicorn.Server(bounded_config(app, settings.connections))
+        # A request may wait for a storage that hangs, and repeating one changes nothing.
+        self._http = uvicorn.Server(bounded_config(app, settings.connections, grace_seconds=1))
 
     @property
     def url(self) -> str:

@@ -13,7 +13,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import IntEnum
@@ -43,7 +42,8 @@ from stateflow.checkpoint.log.documents import (
 )
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock
-from stateflow.errors import DataError, MissingFile
+from stateflow.errors import DataError, MissingFile, UnknownJob
+from stateflow.helpers import DaemonExecutor
 from stateflow.operations.checkpoints import ActionEntry, Entries, Entry
 from stateflow.operations.job_root import open_root_in
 from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
@@ -52,6 +52,7 @@ from stateflow.runtime.backlog import StoredBacklog, read_stored_backlog
 from stateflow.storage import BlobInfo, Storage
 from stateflow.storage.paths import (
     BACKLOG,
+    FORMAT,
     HISTORY,
     LOG,
     history_key,
@@ -259,9 +260,8 @@ class Snapshot:
     @cached_property
     def version(self) -> str:
         """Identifies the content: another process that reads the same objects has the same version."""
-        head = self.position.head.sha256 if self.position else ""
-        reported = _reported(self.position) if self.position else None
-        facts = (self.root.job.job_uuid, head, reported, self.history.digest, *self.coverage)
+        position = _facts_of(self.position) if self.position else None
+        facts = (self.root.job.job_uuid, position, self.history.digest, *self.coverage)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
     @property
@@ -330,10 +330,10 @@ class Snapshot:
         return self.position is not None and not point.is_aborted and self.position.entries.is_retained(point.record)
 
 
-def _reported(position: Position) -> tuple[object, ...]:
-    """Returns what a run has reported without a log entry."""
-    restoring = position.description.restoring
-    return position.description.progress, restoring and restoring.restored_tables, position.backlog
+def _facts_of(position: Position) -> tuple[object, ...]:
+    """Returns a log entry with what it does not tell: reports of runs, and whether its files could be read."""
+    is_damaged = position.manifest is None, len(position.index.lost)
+    return position.head.sha256, position.description, position.backlog, is_damaged
 
 
 def _point_key(record: Record) -> PointKey:
@@ -370,7 +370,7 @@ class RootReader:
             extent: how much of the history is read.
 
         Raises:
-            ConfigError: the job root does not exist.
+            UnknownJob: the job root does not exist.
             DataError, StorageError: it is damaged, or cannot be read.
         """
         with self._lock:
@@ -443,8 +443,11 @@ class RootReader:
 
     def _open(self) -> Snapshot:
         self._listed_at, self._listed, self._stamp, self._others = None, {}, None, set()
-        root = open_root_in(self.snapshot.root.storage if self.snapshot else self._open_storage())
-        return Snapshot(root)
+        storage = self.snapshot.root.storage if self.snapshot else self._open_storage()
+        if storage.size(FORMAT) is None:
+            hint = "correct the address, or start the job there: it is shown as soon as its job root exists"
+            raise UnknownJob(f"there is no job root at {storage.uri}", hint=hint)
+        return Snapshot(open_root_in(storage))
 
     def _position(self, known: Snapshot) -> Position | None:
         """Returns the newest log entry; the known one if the storage still lists it as the newest."""
@@ -614,7 +617,7 @@ def _read_objects(storage: Storage, blobs: Sequence[BlobInfo]) -> dict[str, Hist
     if len(blobs) <= 1:
         read = [_read_object(storage, blob) for blob in blobs]
     else:
-        with ThreadPoolExecutor(_READERS) as pool:
+        with DaemonExecutor(_READERS) as pool:
             read = list(pool.map(lambda blob: _read_object(storage, blob), blobs))
     return {each.blob.key: each for each in read if each is not None}
 

@@ -325,10 +325,10 @@ def test_the_tab_of_a_dag_says_why_its_job_is_not_known(site: Site, dag_id: str,
     assert search["location"] not in roots and site.get("vera", "jobs")["searches"] == []
 
 
-@pytest.mark.parametrize("dag_id", ["gone", "outside"])
-def test_a_job_root_that_cannot_be_read_is_shown_with_the_reason(site: Site, dag_id: str) -> None:
+@pytest.mark.parametrize(("dag_id", "code"), [("gone", "unknown-job"), ("outside", "config")])
+def test_a_job_root_that_cannot_be_read_is_shown_with_the_reason(site: Site, dag_id: str, code: str) -> None:
     (row,) = site.get("vera", f"dags/{dag_id}/jobs", JobList)["jobs"]
-    assert (row["job"], row["health"], row["problem"]["code"]) == (None, None, "config")
+    assert (row["job"], row["health"], row["problem"]["code"]) == (None, None, code)
     state = site.get("vera", f"jobs/{row['id']}")
     assert state["problem"] == row["problem"]
     if dag_id == "outside":

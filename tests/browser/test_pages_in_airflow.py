@@ -218,7 +218,7 @@ def test_a_reload_keeps_the_page_and_back_and_forward_lead_through_the_pages(sit
 def test_the_navigation_and_the_card_on_the_first_page_lead_to_a_job(site: Site) -> None:
     with site.as_user("uma") as look:
         page = look.page
-        card = page.get_by_role("region", name="Jobs of stateflow")
+        card = page.get_by_role("region", name="Stateflow jobs")
         card.locator(f"a[href*='{site.id_of('open')}']").first.click()
         settle(look)
         assert page.url == site.address("open")

@@ -154,13 +154,13 @@ def test_a_job_whose_root_is_gone_says_so(browser: Browser, tmp_path: object, jo
 @_slow
 def test_without_the_token_a_page_asks_for_it(browser: Browser, job: PagesJob) -> None:
     catalog = RootCatalog([job.address])
-    with serving(catalog, token="s3cret") as url, open_look(browser, expected=["401"]) as look:
+    with serving(catalog, token="s3cret-of-the-pages") as url, open_look(browser, expected=["401"]) as look:
         look.page.goto(address(url, "jobs/{id}", job))
         field = look.page.get_by_label("Token of the server").first
         field.fill("wrong")
         field.press("Enter")
-        look.page.get_by_text("the token is missing or wrong").first.wait_for()
+        look.page.get_by_text("This is not the token of the server").first.wait_for()
         assert look.page.get_by_text("before-upgrade").count() == 0
-        look.page.get_by_label("Token of the server").first.fill("s3cret")
+        look.page.get_by_label("Token of the server").first.fill(" s3cret-of-the-pages ")
         look.page.get_by_label("Token of the server").first.press("Enter")
         look.page.get_by_text("before-upgrade").first.wait_for()

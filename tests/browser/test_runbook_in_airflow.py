@@ -207,7 +207,7 @@ def go_to_timeline(look: Look, site: RunbookSite, tour: Tour, point: int) -> Loc
     """Goes from Airflow's first page to the timeline of the job to restore; returns the mark of a point there."""
     page = look.page
     page.goto(f"{site.url}/")
-    card = page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of(RESTORED)}']").first
+    card = page.get_by_role("region", name="Stateflow jobs").locator(f"a[href*='{site.id_of(RESTORED)}']").first
     tour.show(page, "03:02. The rows of accounts are wrong. Airflow's first page shows the job.", 4, card)
     card.click()
     link = page.get_by_role("link", name="Timeline", exact=True)
@@ -300,7 +300,7 @@ def test_a_plan_that_becomes_outdated_while_it_is_read_says_so(site: RunbookSite
     with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
         tasks.watch(uma)
         uma.page.goto(f"{site.url}/")
-        card = uma.page.get_by_role("region", name="Jobs of stateflow")
+        card = uma.page.get_by_role("region", name="Stateflow jobs")
         row = card.locator(f"a[href*='{site.id_of(OVERTAKEN)}']").first
         row.wait_for()
         # With the approval, 5.
@@ -326,7 +326,7 @@ def test_the_state_of_a_job_is_one_click_away(site: RunbookSite, tasks: Tasks) -
         newest = str(root_files.kept_entries(job.root)[-1].seq)
         page.goto(f"{site.url}/")
         row = (
-            page.get_by_role("region", name="Jobs of stateflow")
+            page.get_by_role("region", name="Stateflow jobs")
             .get_by_role("row")
             .filter(has=page.locator(f"a[href*='{site.id_of(OPERATED)}']"))
         )

@@ -266,10 +266,7 @@ def test_savepoints_have_what_the_command_shows_and_are_read_again_when_one_is_m
     assert found[0]["by"] == {"name": "oscar", "source": "claim", "account": "root@host"}
 
 
-def test_of_many_savepoints_the_newest_ones_are_listed_whatever_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stateflow.ui.savepoints._LONGEST_SAVEPOINT_LIST", 2)
+def test_of_many_savepoints_the_newest_ones_are_listed_first_whatever_their_names(tmp_path: Path) -> None:
     job = PagesJob(tmp_path)
     made = []
     for name in ("d", "c", "b", "a"):
@@ -278,13 +275,19 @@ def test_of_many_savepoints_the_newest_ones_are_listed_whatever_their_names(
         made.append(folder / "_savepoint")
         # As in a copy: all are of the same time.
         os.utime(made[-1], (1_000_000, 1_000_000))
-    page = Pages.of(job).get("jobs/job/savepoints", SavepointPage)
-    assert ([each["name"] for each in page["savepoints"]], page["older"]) == (["a", "b"], True)
+    pages, path = Pages.of(job), "jobs/job/savepoints"
+    page = pages.get(path, SavepointPage, limit=3)
+    assert ([each["name"] for each in page["savepoints"]], page["older"]) == (["a", "b", "c"], True)
+    rest = pages.get(path, SavepointPage, limit=3, cursor=page["next_cursor"])
+    assert ([each["name"] for each in rest["savepoints"]], rest["older"], rest["next_cursor"]) == (["d"], False, None)
+    assert len(pages.get(path, SavepointPage)["savepoints"]) == 4
+    for query in ("limit=0", "limit=201", "cursor=x", "cursor=WzEsMl0"):
+        assert pages.http.get(f"/api/v1/{path}?{query}").status_code == 422, query
     # Without the records, the time of the files tells.
     job.storage.delete([blob.key for blob in job.storage.list(HISTORY) if "-savepoint-" in blob.key])
-    for number, path in enumerate(reversed(made)):
-        os.utime(path, (2_000_000 + number, 2_000_000 + number))
-    page = Pages.of(job).get("jobs/job/savepoints", SavepointPage)
+    for number, document in enumerate(reversed(made)):
+        os.utime(document, (2_000_000 + number, 2_000_000 + number))
+    page = Pages.of(job).get(path, SavepointPage, limit=2)
     assert ({each["name"] for each in page["savepoints"]}, page["older"]) == ({"c", "d"}, True)
 
 
@@ -626,6 +629,29 @@ def test_another_process_has_the_same_etags(job: PagesJob) -> None:
     assert Pages.of(job).http.get("/api/v1/jobs/job/points?limit=5").headers["etag"] != one.headers["etag"]
 
 
+def test_after_an_upgrade_no_etag_of_before_is_valid(job: PagesJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [
+        f"/api/v1/{path}" for path in ("jobs", "jobs/job", "jobs/job/points", "jobs/job/savepoints", "journal.csv")
+    ]
+    before = {path: Pages.of(job).http.get(path).headers["etag"] for path in paths}
+    monkeypatch.setattr("stateflow.ui.app.installed_version", lambda: "99.0")
+    after = Pages.of(job)
+    for path, tag in before.items():
+        assert after.http.get(path, headers={"if-none-match": tag}).status_code == 200, path
+
+
+def test_a_damaged_manifest_changes_the_etag(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    tag = Pages.of(job).http.get("/api/v1/jobs/job").headers["etag"]
+    head = job.root.head()
+    damaged = head.entry.manifest
+    assert damaged is not None
+    (job.folder / "root" / damaged.key).write_bytes(b"{")
+    found = Pages.of(job).http.get("/api/v1/jobs/job", headers={"if-none-match": tag})
+    assert found.status_code == 200 and found.json()["full_bytes"] is None
+
+
 # -- errors and access ------------------------------------------------------------------------------------------------
 
 
@@ -806,6 +832,8 @@ def test_the_document_describes_each_endpoint_and_each_answer(pages: Pages) -> N
     stored = (Path(__file__).parents[2] / "docs" / "reference" / "openapi.json").read_text()
     assert stored == to_document((*ENDPOINTS, *DAG_ENDPOINTS))
     document = json.loads(text)
+    limits = {each["name"]: each["schema"] for each in document["paths"]["/jobs"]["get"]["parameters"]}
+    assert limits["limit"]["default"] == limits["limit"]["maximum"] == 1000
     assert set(document["paths"]) == {f"/{each.path}" for each in ENDPOINTS}
     assert len({each["get"]["operationId"] for each in document["paths"].values()}) == len(ENDPOINTS)
     schemas = document["components"]["schemas"]

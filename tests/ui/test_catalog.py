@@ -78,11 +78,16 @@ def test_a_search_that_fails_keeps_what_was_found(tmp_path: Path) -> None:
     assert search.problem is not None and search.problem.message == "no answer" and len(catalog.jobs()) == 1
 
 
-def test_a_folder_that_does_not_exist_has_no_job_roots(tmp_path: Path) -> None:
-    folder = str(tmp_path / "none")
-    catalog = RootCatalog([], [folder])
-    catalog.search(folder)
-    assert catalog.jobs() == {} and catalog.searches()[0].job_roots_count == 0
+def test_a_folder_that_does_not_exist_is_a_problem_until_it_does(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    catalog = RootCatalog([], [str(folder)])
+    catalog.search(str(folder))
+    (search,) = catalog.searches()
+    assert catalog.jobs() == {} and search.location == str(folder)
+    assert search.problem is not None and search.problem.hint and search.problem.facts == {"folder": str(folder)}
+    make_roots(folder, "job")
+    catalog.search(str(folder))
+    assert len(catalog.jobs()) == 1 and catalog.searches()[0].problem is None
 
 
 def test_ids_are_the_same_in_each_process_and_different_for_each_root(tmp_path: Path) -> None:

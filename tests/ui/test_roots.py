@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -38,7 +40,7 @@ from stateflow.checkpoint.log.documents import (
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.progress import write_progress
 from stateflow.clock import ManualClock, SystemClock
-from stateflow.errors import ConfigError, StorageError
+from stateflow.errors import StorageError, UnknownJob
 from stateflow.operations.checkpoints import Entries
 from stateflow.storage import BlobInfo, MemoryStorage, PosixStorage, Storage
 from stateflow.storage.paths import HISTORY
@@ -391,7 +393,7 @@ def test_a_root_that_another_job_replaces_shows_that_job(tmp_path: Path) -> None
     second.grow(8)
     shutil.rmtree(first.folder / "root")
     gone = pages.get("jobs/job", JobState)
-    assert gone["problem"]["code"] == "config" and gone["last_read_at"]
+    assert gone["problem"]["code"] == "unknown-job" and gone["last_read_at"]
     assert gone["newest"] == before["newest"] and gone["job_uuid"] == before["job_uuid"]
     shutil.copytree(second.folder / "root", first.folder / "root")
     after = pages.get("jobs/job", JobState)
@@ -418,10 +420,19 @@ def test_a_root_that_is_gone_is_shown_as_such_beside_the_others(tmp_path: Path) 
     job.grow()
     pages = Pages(FixedCatalog(gone=MemoryStorage("memory://nothing"), job=job.storage))
     gone, row = pages.get("jobs", JobList)["jobs"]
-    assert (gone["problem"]["code"], gone["job"], gone["health"]) == ("config", None, None)
+    assert (gone["problem"]["code"], gone["job"], gone["health"]) == ("unknown-job", None, None)
+    assert "memory://nothing" in gone["problem"]["message"] and gone["problem"]["hint"]
     assert (row["problem"], row["job"]) == (None, "job")
     answer = pages.http.get("/api/v1/jobs/gone/savepoints")
-    assert answer.status_code == 422 and answer.json()["error"]["hint"]
+    assert answer.status_code == 404 and answer.json()["error"]["hint"]
+
+
+def test_a_job_root_that_did_not_exist_is_a_job_as_soon_as_it_does(storage: Switch) -> None:
+    pages = Pages(FixedCatalog(later=storage), fresh=AT_ONCE)
+    assert pages.get("jobs/later", JobState)["problem"]["code"] == "unknown-job"
+    new_root(storage, 10)
+    found = pages.get("jobs/later", JobState)
+    assert (found["problem"], found["job"]) == (None, "job")
 
 
 @pytest.fixture
@@ -466,14 +477,125 @@ def test_a_root_that_always_hung_has_a_row(hanging: Switch) -> None:
     assert pages.http.get("/api/v1/jobs/stuck/checkpoints/1").status_code == 503
 
 
-def test_a_hanging_root_gets_one_thread_and_only_so_many_hang(hanging: Switch) -> None:
-    hanging.free.clear()
-    others = {f"stuck{at}": hanging for at in range(6)}
-    pages = Pages(FixedCatalog(**others), deadline=AT_ONCE, patience=AT_ONCE, fresh=AT_ONCE, threads=2, hanging=3)
-    for _ in range(5):
-        rows = pages.get("jobs", JobList)["jobs"]
-    working = [each for each in threading.enumerate() if each.name == "stateflow-ui"]
-    assert len(working) == 3 and len(rows) == 6
+class Calling:
+    """Calls of job roots that do not return, or return at once."""
+
+    def __init__(self, limits: RootLimits) -> None:
+        self.clock = ManualClock()
+        self.threads = Threads(limits, self.clock)
+        self.free = threading.Event()
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+
+    def hang(self, root: str) -> None:
+        def run() -> bool:
+            self.begun.append(root)
+            assert self.free.wait(60)
+            return False
+
+        before = len(self.begun)
+        if self.threads.submit(run, root).began is not None:
+            wait_for(lambda: len(self.begun) > before, lambda: f"{root} has not begun")
+
+    def answer(self, root: str) -> bool:
+        """Whether a call of a job root that answers is begun."""
+
+        def run() -> bool:
+            self.ended.append(root)
+            return True
+
+        call = self.threads.submit(run, root)
+        if call.began is not None:
+            wait_for(lambda: root in self.ended, lambda: f"{root} has not ended")
+            # The thread notes the answer after the call.
+            wait_for(lambda: call not in self.threads._working, lambda: f"{root} is still working")
+        return call.began is not None
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.sleep(timedelta(seconds=seconds))
+        before = self.threads._hanging
+        self.threads.sweep()
+        assert self.threads._hanging >= before
+
+
+@pytest.fixture
+def calling() -> Iterator[Calling]:
+    calling = Calling(RootLimits())
+    yield calling
+    calling.free.set()
+
+
+def test_dead_job_roots_leave_threads_to_the_others(calling: Calling) -> None:
+    deadline = calling.threads._limits.deadline.total_seconds()
+    assert calling.answer("known")
+    for at in range(90):
+        for _ in range(4):
+            calling.hang(f"dead{at}")
+        if at % 8 == 7:
+            # All places are taken until these are found to hang.
+            assert not calling.answer(f"late{at}")
+            calling.pass_time(deadline)
+    for _ in range(20):
+        calling.pass_time(deadline)
+    # Of each, one call, which waits for its answer for ever, and a second one of some.
+    dead = Counter(calling.begun)
+    assert len(dead) == 90 and set(dead.values()) == {1, 2}
+    assert calling.answer("new") and calling.answer("known")
+    for _ in range(50):
+        calling.pass_time(300)
+    most = calling.threads._limits.hanging
+    assert calling.threads._hanging <= most * 2 // 3
+    # Beyond the bound for job roots that have never answered, one that has goes on.
+    for at in range(90, 200):
+        calling.hang(f"dead{at}")
+        calling.pass_time(deadline)
+    assert calling.threads._hanging == most * 2 // 3 and not calling.answer("newer") and calling.answer("known")
+
+
+def test_a_job_root_that_does_not_answer_is_asked_one_call_at_a_time_after_longer_and_longer_pauses() -> None:
+    calling = Calling(RootLimits(longest_pause=timedelta(seconds=30)))
+    started, release = list[float](), [threading.Event() for _ in range(8)]
+
+    def run(at: int) -> bool:
+        assert release[at].wait(60)
+        return at == 7
+
+    calls = [calling.threads.submit(partial(run, at), "dead") for at in range(8)]
+    for at, call in enumerate(calls):
+        while call.began is None:
+            calling.pass_time(1)
+        started.append(calling.clock.monotonic())
+        assert sum(each.began is not None for each in calls) == at + 1
+        while not call.hangs:
+            calling.pass_time(1)
+        release[at].set()
+        wait_for(lambda: calling.threads._hanging == 0, lambda: "the call has not ended")
+    pauses = [round(after - before) for before, after in pairwise(started)]
+    # Each with the deadline of the call before.
+    assert pauses == [5 + 5, 5 + 10, 5 + 20, 5 + 30, 5 + 30, 5 + 30, 5 + 30]
+    # It has answered at last.
+    more = [calling.threads.submit(lambda: True, "dead") for _ in range(4)]
+    assert all(call.began is not None for call in more)
+
+
+def test_calls_of_forgotten_job_roots_are_not_made() -> None:
+    storages = {f"job{at}": Switch(f"job{at}") for at in range(30)}
+    for storage in storages.values():
+        new_root(storage, 10)
+        storage.gets.clear()
+    first = storages["job0"]
+    first.free.clear()
+    roots = Roots(RootLimits(threads=1, roots=5))
+    jobs = list(FixedCatalog(**storages).jobs().values())
+
+    async def look() -> list[Reading[Snapshot]]:
+        return [await roots.read(job, AT_ONCE, extent=Extent.NEWEST) for job in jobs]
+
+    asyncio.run(look())
+    first.free.set()
+    wait_for(lambda: all(roots.known(job) for job in jobs[-5:]), lambda: "the newest ones were not read")
+    read = [id for id, storage in storages.items() if storage.gets]
+    assert read == ["job0", *(job.id for job in jobs[-5:])]
 
 
 def test_a_call_that_waits_for_a_thread_is_not_one_that_does_not_answer() -> None:
@@ -509,6 +631,9 @@ def test_calls_of_one_root_are_bounded_and_leave_threads_to_others() -> None:
         begun.append(number)
         assert release.wait(60)
         return number
+
+    # Before its first answer, it has one call at a time.
+    assert asyncio.run(calls.read(("stuck", "first"), lambda: 7)).value == 7
 
     async def ask(number: int) -> Reading[int]:
         return await calls.read(("stuck", str(number)), lambda: hang(number))
@@ -653,11 +778,11 @@ def test_the_log_of_a_root_is_damaged(storage: Switch, reader: RootReader) -> No
         reader.look(Extent.WHOLE)
     assert getattr(caught.value, "code", "") == "corrupt-file" and reader.snapshot is before
     storage.delete(["FORMAT"])
-    with raises(ConfigError):
+    with raises(UnknownJob):
         reader.look(Extent.WHOLE)
 
 
 def test_a_reader_of_no_job_raises(reader: RootReader) -> None:
-    with raises(ConfigError):
+    with raises(UnknownJob):
         reader.look(Extent.NEWEST)
     assert reader.snapshot is None and reader.shrink(Extent.NEWEST) == 0

@@ -27,7 +27,7 @@ from tests.support.cli_fixture import invoke
 from tests.support.errors import raises
 from tests.ui.pages_job import PagesJob
 
-TOKEN = "s3cret-token"
+TOKEN = "s3cret-token-of-pages"
 
 
 @contextlib.contextmanager
@@ -80,12 +80,16 @@ def test_beyond_loopback_a_token_is_required(job: PagesJob) -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.com"):
         with raises(ConfigError, host=host):
             PagesServer(RootCatalog([job.address]), PagesSettings(host=host))
-    for token in ("a b", "a\n", "é", "x" * 5000):
+    for token in ("a b", "a\n", "é", "x" * 5000, "x" * 15):
         with raises(ConfigError):
             PagesServer(RootCatalog([job.address]), PagesSettings(token=token))
     with serving(job.address, host="0.0.0.0", token=TOKEN) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{url}/api/v1/jobs").status_code == 401
+        first = httpx.get(f"{url}/api/v1/jobs")
+        wrong = httpx.get(f"{url}/api/v1/jobs", headers={"authorization": "Bearer x"})
+        assert (first.status_code, wrong.status_code) == (401, 401)
+        # Who has not sent one yet has not sent a wrong one.
+        assert first.json()["error"]["message"] != wrong.json()["error"]["message"]
         assert httpx.get(f"{url}/api/v1/jobs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
         # The token decides, whatever name the host has.
         given = {"authorization": f"Bearer {TOKEN}", "host": "pages.example"}
@@ -125,6 +129,59 @@ def test_the_command_serves_until_sigterm(job: PagesJob, tmp_path: Path) -> None
         assert TOKEN not in answer.text
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM or process.returncode == 0
+
+
+_HANGING = """
+import sys, threading
+from stateflow.process_limits import ends_at_sigterm
+from stateflow.storage.paths import HISTORY
+from stateflow.ui.catalog import RootCatalog
+from stateflow.ui.roots import CatalogJob
+from stateflow.ui.server import PagesServer
+from tests.ui.test_roots import Switch, new_root
+
+class Hanging(Switch):
+    def get(self, key, limit=1 << 30):
+        if key.startswith(HISTORY):
+            print("hangs", flush=True)
+            threading.Event().wait()
+        return super().get(key, limit)
+
+storage = Hanging()
+new_root(storage, 300)
+
+class Catalog(RootCatalog):
+    def jobs(self):
+        return {"stuck": CatalogJob("stuck", storage.uri, lambda: storage)}
+
+with PagesServer(Catalog([])) as server, ends_at_sigterm(server.stop):
+    print(server.url, flush=True)
+    server.run()
+"""
+
+
+@pytest.mark.long(reason="starts a process")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_ends_although_a_storage_hangs(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _HANGING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+
+        def ask() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.get(f"{url}/api/v1/jobs/stuck", timeout=60)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            assert process.stdout.readline().strip() == "hangs"
+            process.send_signal(number)
+            # A second of grace for requests, and some for a busy machine. The request itself would wait five.
+            process.wait(4)
+        finally:
+            process.kill()
+            asking.join()
 
 
 @pytest.mark.parametrize(

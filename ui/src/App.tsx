@@ -1,6 +1,7 @@
 import { Box, Link as ChakraLink, Heading, Stack, Text } from "@chakra-ui/react";
 import { Link, Navigate, Route, Routes, useParams, useSearchParams } from "react-router-dom";
-import { type JobList, useResource } from "./api";
+import type { JobRow } from "./api";
+import { type AllJobs, isMissing, useJobs } from "./jobs";
 import { JobPages } from "./pages/JobPages";
 import { Jobs } from "./pages/Jobs";
 import { Journal } from "./pages/Journal";
@@ -32,32 +33,53 @@ function OneJob({ base }: { base: string }) {
 
 /**
  * A link to the restore wizard of a job, such as in a message: `restore?job=JOB&to=TARGET`, with the job's id or name. Of
- * several jobs with the name, the reader chooses one.
+ * several jobs that may have the name, the reader chooses one.
  */
 function RestoreOfJob({ base }: { base: string }) {
   const [query] = useSearchParams();
   const wanted = query.get("job") ?? "";
-  const jobs = useResource<JobList>("jobs");
+  const pathOf = (id: string) => restorePath(`${base}/jobs/${encodeURIComponent(id)}`, query.get("to"));
   return (
-    <Loaded resource={jobs}>
-      {({ jobs: found }) => {
-        const pathOf = (id: string) => restorePath(`${base}/jobs/${encodeURIComponent(id)}`, query.get("to"));
-        if (found.some(({ id }) => id === wanted)) return <Navigate replace to={pathOf(wanted)} />;
-        const [job, ...others] = found.filter(({ job: name }) => name === wanted);
-        if (job === undefined) return <Notice status="error" title={`There is no job ${wanted} that you may read`} />;
-        if (others.length === 0) return <Navigate replace to={pathOf(job.id)} />;
+    <Loaded resource={useJobs(2_000)}>
+      {(all) => {
+        if (all.jobs.some(({ id }) => id === wanted)) return <Navigate replace to={pathOf(wanted)} />;
+        const { named, isReading, unreadable } = candidatesOf(wanted, all);
+        if (isReading) return <Notice status="info" title={`Looking for the job ${wanted}: not all job roots have been read yet`} />;
+        const [job, ...others] = named;
+        if (job !== undefined && others.length === 0 && unreadable.length === 0) return <Navigate replace to={pathOf(job.id)} />;
         return (
-          <Notice status="error" title={`Several jobs have the name ${wanted}`}>
-            {[job, ...others].map(({ id, job_root: root }) => (
-              <Text key={id} overflowWrap="anywhere">
-                <PageLink to={pathOf(id)}>{root}</PageLink>
-              </Text>
-            ))}
+          <Notice status={job === undefined ? "error" : "warning"} title={titleOf(wanted, named.length)}>
+            <JobLinks jobs={named} pathOf={pathOf} />
+            {unreadable.length > 0 && <Text>These job roots cannot be read now. One of them may be the job:</Text>}
+            <JobLinks jobs={unreadable} pathOf={pathOf} />
           </Notice>
         );
       }}
     </Loaded>
   );
+}
+
+/** The jobs that have a name, and those that may have it: the name of a job is in its job root. */
+function candidatesOf(name: string, { jobs, isWhole }: AllJobs) {
+  const unread = jobs.filter(({ job }) => job === null);
+  return {
+    named: jobs.filter(({ job }) => job === name),
+    isReading: !isWhole || unread.some(({ problem }) => problem === null),
+    unreadable: unread.filter((each) => !isMissing(each)),
+  };
+}
+
+function titleOf(name: string, count: number): string {
+  if (count === 0) return `There is no job ${name} that you may read`;
+  return count === 1 ? `One job has the name ${name}` : `Several jobs have the name ${name}`;
+}
+
+function JobLinks({ jobs, pathOf }: { jobs: readonly JobRow[]; pathOf: (id: string) => string }) {
+  return jobs.map(({ id, job_root: root }) => (
+    <Text key={id} overflowWrap="anywhere">
+      <PageLink to={pathOf(id)}>{root}</PageLink>
+    </Text>
+  ));
 }
 
 function AllActions({ base }: { base: string }) {

@@ -1,5 +1,5 @@
 // What the pages read: the types of the answers of `api/v1`, and the hook that keeps an answer current.
-import { useCallback, useEffect, useState } from "react";
+import { useCallback, useEffect, useMemo, useState } from "react";
 import type { components, operations } from "./generated/api";
 
 type Schemas = components["schemas"];
@@ -57,7 +57,7 @@ export const isStandalone = import.meta.env.MODE === "standalone";
 const TOKEN = "stateflow-token";
 
 /** The address of an answer of the API. */
-export function apiAddress(path: string): string {
+function apiAddress(path: string): string {
   return new URL(`api/v1/${path}`, bundle).href;
 }
 
@@ -66,9 +66,15 @@ export function airflowAddress(path: string): string {
   return new URL(`../${path}`, bundle).href;
 }
 
+/** Whether a token was entered, be it the right one or not. */
+export function hasToken(): boolean {
+  return sessionStorage.getItem(TOKEN) !== null;
+}
+
 /** Keeps a token until the browser's tab is closed. */
 export function rememberToken(token: string): void {
-  sessionStorage.setItem(TOKEN, token);
+  // One that was copied from a terminal often has a blank or the end of the line.
+  sessionStorage.setItem(TOKEN, token.trim());
   // All that wait for an answer ask again.
   window.dispatchEvent(new Event(TOKEN));
 }
@@ -192,24 +198,43 @@ export function useResource<T>(path: string | null, everyMs = 10_000): Resource<
 
 interface Found {
   address: string | null;
-  answer: Answer | null;
+  /** Of the pages of a list, in their order; one for all else, and none before the first. */
+  answers: readonly Answer[];
   problem: Problem | null;
 }
 
-/** What is known after a request: nothing is drawn again for the same answer, and a failure takes none away. */
+/** What is known after a request: nothing is drawn again for the same answers, and a failure takes none away. */
 function nextOf(before: Found, found: Found): Found {
   if (before.address !== found.address) return found;
-  const isSame = before.problem === null && found.problem === null && before.answer?.value === found.answer?.value;
-  return isSame ? before : { ...found, answer: found.answer ?? before.answer };
+  const isSame = before.answers.length === found.answers.length && before.answers.every(({ value }, at) => value === found.answers[at]?.value);
+  if (before.problem === null && found.problem === null && isSame) return before;
+  return { ...found, answers: found.answers.length === 0 ? before.answers : found.answers };
 }
 
-function knownAt(address: string | null): Answer | null {
-  return address === null ? null : (known.get(address) ?? null);
+/** The address of the page after one of a list; null after the last one. */
+function addressAfter(address: string, page: unknown): string | null {
+  const { next_cursor: cursor = null } = page as { next_cursor?: string | null };
+  if (cursor === null) return null;
+  const next = new URL(address);
+  next.searchParams.set("cursor", cursor);
+  return next.href;
 }
 
-/** Keeps the answer of an address current while the page is visible; asks nothing for null. */
-export function useAddress<T>(address: string | null, everyMs: number): Resource<T> {
-  const [state, setState] = useState<Found>({ address, answer: knownAt(address), problem: null });
+/** The pages of a list that are known, from its first one. */
+function knownFrom(address: string | null, most: number): readonly Answer[] {
+  const found: Answer[] = [];
+  for (let at = address; at !== null && found.length < most; ) {
+    const answer = known.get(at);
+    if (answer === undefined) break;
+    found.push(answer);
+    at = most === 1 ? null : addressAfter(at, answer.value);
+  }
+  return found;
+}
+
+/** Keeps the answer of an address current while the page is visible, or up to `most` pages of a list. */
+function usePolled(address: string | null, everyMs: number, most: number): Found & { reload: () => void } {
+  const [state, setState] = useState<Found>(() => ({ address, answers: knownFrom(address, most), problem: null }));
   const [asked, setAsked] = useState(0);
   const reload = useCallback(() => {
     setAsked((times) => times + 1);
@@ -221,11 +246,17 @@ export function useAddress<T>(address: string | null, everyMs: number): Resource
     let timer: ReturnType<typeof setTimeout> | undefined;
     const load = async () => {
       clearTimeout(timer);
-      const found = await request(address, aborted.signal);
-      if (aborted.signal.aborted) return;
-      if ("value" in found) remember(address, found);
-      setState((before) => nextOf(before, { address, answer: knownAt(address), problem: "value" in found ? null : found }));
-      if (!document.hidden) timer = setTimeout(() => void load(), everyMs);
+      let pages = 0;
+      for (let at: string | null = address; at !== null && pages < most; pages += 1) {
+        const found: Answer | Problem = await request(at, aborted.signal);
+        if (aborted.signal.aborted) return;
+        const problem = "value" in found ? null : found;
+        if ("value" in found) remember(at, found);
+        setState((before) => nextOf(before, { address, answers: knownFrom(address, most), problem }));
+        at = "value" in found && most > 1 ? addressAfter(at, found.value) : null;
+      }
+      // A server needs as many times the time for a list of many pages.
+      if (!document.hidden) timer = setTimeout(() => void load(), everyMs * pages);
     };
     const onVisible = () => {
       if (!document.hidden) void load();
@@ -239,10 +270,32 @@ export function useAddress<T>(address: string | null, everyMs: number): Resource
       document.removeEventListener("visibilitychange", onVisible);
       window.removeEventListener(TOKEN, onVisible);
     };
-  }, [address, everyMs, asked]);
+  }, [address, everyMs, most, asked]);
 
   const isOther = state.address !== address;
-  const answer = isOther ? knownAt(address) : state.answer;
-  const problem = isOther ? null : state.problem;
+  return isOther ? { address, answers: knownFrom(address, most), problem: null, reload } : { ...state, reload };
+}
+
+/** Keeps the answer of an address current while the page is visible; asks nothing for null. */
+export function useAddress<T>(address: string | null, everyMs: number): Resource<T> {
+  const { answers, problem, reload } = usePolled(address, everyMs, 1);
+  const answer = answers[0];
   return { value: (answer?.value ?? null) as T | null, checkedAt: answer?.checkedAt ?? null, problem, reload };
+}
+
+/** The pages of a list that were read, in their order. */
+export interface Pages<T> {
+  pages: readonly [T, ...T[]];
+  /** Whether there are no others. */
+  isWhole: boolean;
+}
+
+/** Keeps up to `most` pages of the list `api/v1/{path}` current; each begins where the one before ends. */
+export function usePagesOf<T extends { next_cursor: string | null }>(path: string, { most = MOST_KNOWN, everyMs = 10_000 }: { most?: number; everyMs?: number }): Resource<Pages<T>> {
+  const { answers, problem, reload } = usePolled(apiAddress(path), everyMs, most);
+  const value = useMemo(() => {
+    const [first, ...others] = answers.map((each) => each.value as T);
+    return first === undefined ? null : { pages: [first, ...others] as const, isWhole: ((others.at(-1) ?? first).next_cursor ?? null) === null };
+  }, [answers]);
+  return { value, checkedAt: answers[0]?.checkedAt ?? null, problem, reload };
 }

@@ -59,7 +59,7 @@ it("says that the target of a plan is gone, as far as that is known", () => {
   // Another point is needed, whatever else has changed.
   expect(outdatedBecause(plan, { ...keeps(12), generation: 10 }, null)?.isGone).toBe(true);
   const ofSavepoint = { ...plan, savepoint_path: "file:///jobs/flights/savepoints/weekly" };
-  const saved = { savepoints: [savepoint("weekly", "manual")], older: false, elsewhere: [], ...CURRENT };
+  const saved = { savepoints: [savepoint("weekly", "manual")], older: false, next_cursor: null, elsewhere: [], ...CURRENT };
   // The savepoint keeps the state of a checkpoint that the job has released.
   expect(outdatedBecause(ofSavepoint, keeps(12), saved)).toBeNull();
   expect(outdatedBecause(ofSavepoint, keeps(12), { ...saved, savepoints: [] })?.isGone).toBe(true);

@@ -163,7 +163,7 @@ export interface Sent {
   body: unknown;
 }
 
-/** Answers by path: `jobs/…` of the API, `api/v2/…` of Airflow, both without a query. */
+/** Answers by path: `jobs/…` of the API, `api/v2/…` of Airflow, both without a query unless there is one with it. */
 export class Server {
   readonly answers: Record<string, unknown> = {};
   /** Paths with their ETags. */
@@ -183,7 +183,7 @@ export class Server {
     this.queries.push(whole);
     if (method !== undefined) this.sent.push({ method, path, body: JSON.parse(body ?? "null") });
     else this.requests.push(`${path} ${headers.get("If-None-Match") ?? ""}`.trim());
-    const found = this.answers[method === undefined ? path : `${method} ${path}`];
+    const found = method === undefined ? (this.answers[whole] ?? this.answers[path]) : this.answers[`${method} ${path}`];
     if (found instanceof Error) return Promise.reject(found);
     // An answer that does not come, or comes later.
     if (found instanceof Promise) return found as Promise<Response>;

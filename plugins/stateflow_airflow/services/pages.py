@@ -393,9 +393,10 @@ class DagCatalog:
         self._job_at = functools.lru_cache(4096)(functools.partial(job_of, locations=tuple(locations)))
         clock, limits = clock or SystemClock(), RootLimits()
         make = functools.partial(Cell, Threads(limits, clock), clock=clock, limits=limits, source="Airflow's database")
-        self._index: Cell[DagIndex] = make(self._load, fresh=_FRESH)
-        self._states: Cell[DagStates] = make(lambda: _with_database(states), fresh=_STATES_FRESH)
-        self._late: Cell[Set[str]] = make(lambda: _with_database(late), fresh=_FRESH)
+        # Each with a name of its own: a slow query of one kind does not delay the others.
+        self._index: Cell[DagIndex] = make(self._load, fresh=_FRESH, root="dags")
+        self._states: Cell[DagStates] = make(lambda: _with_database(states), fresh=_STATES_FRESH, root="states")
+        self._late: Cell[Set[str]] = make(lambda: _with_database(late), fresh=_FRESH, root="late")
 
     async def current(self) -> DagIndex:
         """Returns the jobs, after reading them if they are too old. Raises an error before the first time."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.errors import CorruptFile, DataError, MissingFile, StateError, StorageError, TooLarge
+from stateflow.helpers import DaemonExecutor
 from stateflow.state.handles import FileHandle
 from stateflow.state.host_cache import check_content
 from stateflow.storage import PutResult, Storage
@@ -199,7 +199,7 @@ def check_hashes(storage: Storage, handles: Iterable[FileHandle]) -> None:
             _check_hash(storage, handle)
         return
     # Hashing and I/O release the GIL.
-    with ThreadPoolExecutor(_READERS) as pool:
+    with DaemonExecutor(_READERS) as pool:
         for done in [pool.submit(_check_hash, storage, handle) for handle in handles]:
             done.result()
 

@@ -1038,6 +1038,7 @@ export interface components {
         SavepointPage: {
             savepoints: components["schemas"]["SavepointDescription"][];
             older: boolean;
+            next_cursor: string | null;
             elsewhere: components["schemas"]["ActionEntry"][];
             history_complete: boolean;
             history_truncated: boolean;
@@ -1255,7 +1256,7 @@ export interface operations {
             query?: {
                 /** @description the next_cursor of the page before */
                 cursor?: string;
-                /** @description how many; by default all */
+                /** @description how many */
                 limit?: number;
             };
             header?: never;
@@ -1494,7 +1495,12 @@ export interface operations {
     };
     "jobs-savepoints": {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description the next_cursor of the page before */
+                cursor?: string;
+                /** @description how many */
+                limit?: number;
+            };
             header?: never;
             path: {
                 id: string;

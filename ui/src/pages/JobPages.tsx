@@ -2,10 +2,12 @@ import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react"
 import { NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
+import { isMissing } from "../jobs";
 import { CheckpointDrawer } from "../parts/CheckpointDrawer";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
 import { PageLink, PagesAt } from "../parts/links";
+import { Notice } from "../parts/Loaded";
 import { Approval } from "./Approval";
 import { Graph } from "./Graph";
 import { Journal } from "./Journal";
@@ -30,6 +32,7 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
   const address = `jobs/${encodeURIComponent(id)}`;
   const state = useResource<JobState>(address);
   const family = useFamily(id);
+  if (state.value !== null && isMissing(state.value)) return <NoJobRoot state={state.value} jobs={jobs} />;
   const name = state.value === null ? "" : (state.value.job ?? state.value.id);
   return (
     <PagesAt value={base}>
@@ -62,6 +65,19 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         <CheckpointDrawer address={address} base={base} job={state.value} />
       </Stack>
     </PagesAt>
+  );
+}
+
+/** The job appears here as soon as its job root exists: the state is asked for again. */
+function NoJobRoot({ state: { job_root: root, problem }, jobs }: { state: JobState; jobs: string | null }) {
+  return (
+    <Stack gap={4}>
+      <title>No job root · stateflow</title>
+      {jobs !== null && <PageLink to={jobs || "/"}>Jobs</PageLink>}
+      <Notice status="error" title={problem?.message ?? root}>
+        {problem?.hint}
+      </Notice>
+    </Stack>
   );
 }
 

@@ -1,7 +1,8 @@
 import { Box, Flex, Heading, Input, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
-import { type JobList, type JobRow as Row, useResource } from "../api";
+import { isStandalone, type JobList, type JobRow as Row } from "../api";
 import { formatCount, stateText } from "../format";
+import { isMissing, useJobs } from "../jobs";
 import { HealthWord, severityOf } from "../parts/HealthWord";
 import { FoldedActions, WaitingApprovalsOf } from "../parts/JobActions";
 import { LastSavepoint } from "../parts/LastSavepoint";
@@ -16,7 +17,7 @@ import { TrendLine } from "../pictures/TrendLine";
 
 /** All jobs that the reader may see. `base` is the path of the pages. */
 export function Jobs({ base }: { base: string }) {
-  const resource = useResource<JobList>("jobs");
+  const resource = useJobs();
   return (
     <Stack gap={4}>
       <title>Jobs · stateflow</title>
@@ -27,10 +28,11 @@ export function Jobs({ base }: { base: string }) {
         <PageLink to={`${base}/journal`}>Journal of all jobs</PageLink>
       </Flex>
       <Loaded resource={resource}>
-        {({ jobs, searches }) => (
+        {({ jobs, searches, isWhole }) => (
           <Stack gap={4}>
             <Searches searches={searches} />
-            {jobs.length === 0 ? <NoJobs /> : <FilteredJobs jobs={jobs} base={base} />}
+            {!isWhole && <Notice status="info" title={`Further jobs are being read, after the first ${formatCount(jobs.length)}`} />}
+            {jobs.length === 0 ? <NoJobs searches={searches} /> : <FilteredJobs jobs={jobs} base={base} />}
           </Stack>
         )}
       </Loaded>
@@ -40,14 +42,14 @@ export function Jobs({ base }: { base: string }) {
 
 /** The jobs on a page of others; nothing as long as there are none. */
 export function JobsCard({ base }: { base: string }) {
-  const { value } = useResource<JobList>("jobs", 60_000);
+  const { value } = useJobs(60_000);
   if (value === null || value.jobs.length === 0) return null;
   const worst = bySeverity(value.jobs).slice(0, MOST_ON_CARD);
   return (
-    <Stack as="section" gap={2} aria-label="Jobs of stateflow">
+    <Stack as="section" gap={2} aria-label="Stateflow jobs">
       <Flex align="center" justify="space-between" wrap="wrap" gap={3}>
         <Heading as="h2" size="sm">
-          Jobs of stateflow
+          Stateflow jobs
         </Heading>
         <PageLink to={base}>{worst.length === value.jobs.length ? "Open" : `All ${formatCount(value.jobs.length)}`}</PageLink>
       </Flex>
@@ -103,6 +105,7 @@ function Searches({ searches }: { searches: JobList["searches"] }) {
       return (
         <Notice key={location} status="warning" title={`Job roots below ${location} cannot be found now`}>
           {problem.message}
+          {problem.hint !== null && <Text>{problem.hint}</Text>}
         </Notice>
       );
     }
@@ -110,10 +113,15 @@ function Searches({ searches }: { searches: JobList["searches"] }) {
   });
 }
 
-function NoJobs() {
+function NoJobs({ searches }: { searches: JobList["searches"] }) {
   return (
     <Notice status="info" title="There are no jobs here">
       A job appears once its job root exists, if you may read it.
+      {searches.map(({ location }) => (
+        <Text key={location} overflowWrap="anywhere">
+          Job roots are looked for below {location}.
+        </Text>
+      ))}
     </Notice>
   );
 }
@@ -129,7 +137,8 @@ function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: stri
   );
 }
 
-const COLUMNS = ["Job", "Health", "Newest point", "State", "Input waiting", "Last savepoint", "Next run"];
+/** Only Airflow knows the next run. */
+const COLUMNS = ["Job", "Health", "Newest point", "State", "Input waiting", "Last savepoint", ...(isStandalone ? [] : ["Next run"])];
 
 interface RowProps {
   job: Row;
@@ -143,7 +152,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   const path = `${base}/jobs/${encodeURIComponent(job.id)}`;
   const name = (
     <td className="name" title={job.job_root}>
-      <PageLink to={path}>{job.job ?? job.id}</PageLink>
+      {isMissing(job) ? job.job_root : <PageLink to={path}>{job.job ?? job.id}</PageLink>}
       {showsRoot && (
         <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
           {job.job_root}
@@ -156,7 +165,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <tr>
         {name}
         <td className="bad" colSpan={COLUMNS.length - 1 + Number(hasActions)}>
-          {job.job_root} cannot be read: {headOf(job.problem?.message ?? "it was not read yet")}
+          {isMissing(job) ? `${job.problem?.message}: ${job.problem?.hint}` : `${job.job_root} cannot be read: ${headOf(job.problem?.message ?? "it was not read yet")}`}
         </td>
       </tr>
     );
@@ -194,7 +203,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <td className="line">
         <LastSavepoint job={job} base={path} />
       </td>
-      <td className="line">{job.next_run_at === null ? <Muted text="none planned" /> : <Time at={job.next_run_at} />}</td>
+      {!isStandalone && <td className="line">{job.next_run_at === null ? <Muted text="none planned" /> : <Time at={job.next_run_at} />}</td>}
       {hasActions && (
         <td>
           <FoldedActions id={job.id} base={path} jobRoot={job.job_root} />

@@ -1,7 +1,8 @@
-import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { Button, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
-import { type ActionEntry, isWhole, type JobState, type Resource, type SavepointPage, useResource } from "../api";
+import { type ActionEntry, isWhole, type JobState, type Pages, type Resource, type SavepointPage, usePagesOf } from "../api";
 import { useNewest } from "../history";
 import { useDagChoice } from "../parts/DagChoice";
 import { factsText } from "../parts/Facts";
@@ -16,13 +17,16 @@ const MOST_CARDS = 24;
 
 /** The savepoints of a job, the newest first. */
 export function Savepoints({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
-  const resource = useResource<SavepointPage>(`${address}/savepoints`);
+  const [asked, setAsked] = useState(1);
+  const named = useSearchParams()[0].get("savepoint");
+  // A savepoint that a link names may be on any page.
+  const resource = usePagesOf<SavepointPage>(`${address}/savepoints`, named === null ? { most: asked } : {});
   const history = useNewest(address, 30_000);
   const { dag, field } = useDagChoice(family, "retention");
-  const named = useSearchParams()[0].get("savepoint");
+  const merged = { ...resource, value: resource.value === null ? null : { page: mergedOf(resource.value), read: resource.value.pages.length } };
   return (
-    <Loaded resource={resource}>
-      {(page) => (
+    <Loaded resource={merged}>
+      {({ page, read }) => (
         <Stack gap={4}>
           <FreshnessNotice of={page} />
           {field}
@@ -49,7 +53,19 @@ export function Savepoints({ address, base, state, family }: { address: string; 
               </SimpleGrid>
             )}
           </ShowMore>
-          {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}
+          {page.older && (
+            <Button
+              size="sm"
+              variant="outline"
+              alignSelf="start"
+              loading={read < asked}
+              onClick={() => {
+                setAsked(read + 1);
+              }}
+            >
+              Read older savepoints
+            </Button>
+          )}
           <Comparison address={address} savepoints={page.savepoints} />
           {state.value !== null && <RetentionPlan address={address} base={base} job={state.value} savepoints={page.savepoints} dag={dag} isKnown={family.isKnown} />}
           <Elsewhere entries={page.elsewhere} />
@@ -57,6 +73,12 @@ export function Savepoints({ address, base, state, family }: { address: string; 
       )}
     </Loaded>
   );
+}
+
+/** The savepoints of all pages, each once: a new one moves the others towards the next page. */
+function mergedOf({ pages, isWhole: isAll }: Pages<SavepointPage>): SavepointPage {
+  const byPath = new Map(pages.flatMap(({ savepoints }) => savepoints.map((each) => [each.path, each])));
+  return { ...pages[0], savepoints: [...byPath.values()], older: !isAll };
 }
 
 /** Savepoints outside of the job root, of which only the history is known. */

@@ -3,7 +3,7 @@ import { act, render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { MemoryRouter } from "react-router-dom";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import { CURRENT, expectAccessible, HOSTILE, job, list, open, Server, state, tagOf, timeline } from "../test-pages";
+import { CURRENT, expectAccessible, gone, HOSTILE, job, list, open, savepoint, Server, state, tagOf, timeline } from "../test-pages";
 import { JobOfDag } from "./JobOfDag";
 
 let server: Server;
@@ -70,6 +70,70 @@ it("filters many jobs by name and job root", async () => {
   expect(screen.getAllByRole("row").length).toBe(2);
 });
 
+it("has the jobs of all pages, worst first, and finds those on later ones", async () => {
+  const part = (first: number) => Array.from({ length: 6 }, (_, index) => ({ ...job, id: `job-${first + index}`, job: `job ${first + index}` }));
+  server.answers.jobs = { jobs: part(0), next_cursor: "more", searches: [] };
+  server.answers["jobs?cursor=more"] = { jobs: [...part(6), { ...gone, id: "job-99" }], next_cursor: null, searches: [] };
+  open("/");
+  await waitFor(() => {
+    expect(screen.getAllByRole("row").length).toBe(14);
+  });
+  // What cannot be read is first, although it is on the last page.
+  expect(screen.getAllByRole("row")[1]?.textContent).toContain("does not answer");
+  await userEvent.setup().type(screen.getByRole("textbox", { name: "Name or job root" }), "job 11");
+  expect(screen.getAllByRole("row").length).toBe(2);
+});
+
+it("says so as long as it has not all jobs", async () => {
+  server.answers.jobs = { jobs: [{ ...job, job: "first" }], next_cursor: "never", searches: [] };
+  server.answers["jobs?cursor=never"] = new Promise(() => undefined);
+  open("/");
+  expect(await screen.findByText(/Further jobs are being read/)).toBeDefined();
+  server.answers["jobs?cursor=never"] = undefined;
+});
+
+it("says that there is no job root, and how to correct that", async () => {
+  const missing = { ...gone, id: "typo-1", job_root: "/data/typo", problem: { code: "unknown-job", message: "there is no job root at file:///data/typo", facts: {}, hint: "correct the address", exit_code: 4, retryable: false } };
+  server.answers.jobs = { jobs: [missing], next_cursor: null, searches: [] };
+  server.answers["jobs/typo-1"] = { ...state, ...missing };
+  const first = open("/");
+  expect((await screen.findByText(/there is no job root at/)).textContent).toContain("correct the address");
+  expect(screen.queryByRole("link", { name: /typo/ })).toBeNull();
+  first.unmount();
+  open("/jobs/typo-1");
+  expect((await screen.findByRole("alert")).textContent).toContain("correct the address");
+  expect(screen.queryByRole("navigation", { name: "Pages of the job" })).toBeNull();
+});
+
+it("names the folders in which no job was found, and those that do not exist", async () => {
+  const problem = { code: "config", message: "the folder does not exist", facts: {}, hint: "create it", exit_code: 2, retryable: false };
+  const search = { location: "/data/empty", job_roots_count: 0, truncated: false, problem: null };
+  server.answers.jobs = { jobs: [], next_cursor: null, searches: [search, { ...search, location: "/data/typo", problem }] };
+  open("/");
+  expect((await screen.findByText(/Job roots below \/data\/typo cannot be found/)).closest("[role=status]")?.textContent).toContain("create it");
+  expect(screen.getByText(/looked for below \/data\/empty/)).toBeDefined();
+});
+
+it("reads older savepoints when the reader wants them, or a link names one", async () => {
+  const page = (name: string, next: string | null) => ({ savepoints: [savepoint(name, "manual")], older: next !== null, next_cursor: next, elsewhere: [], ...CURRENT });
+  server.answers["jobs/flights-1/savepoints"] = page("newest", "one");
+  server.answers["jobs/flights-1/savepoints?cursor=one"] = page("older", "two");
+  server.answers["jobs/flights-1/savepoints?cursor=two"] = page("oldest", null);
+  const cards = () => ["newest", "older", "oldest"].filter((name) => screen.queryAllByText(name).length > 0);
+  const first = open("/jobs/flights-1/savepoints");
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Read older savepoints" }));
+  await waitFor(() => {
+    expect(cards()).toEqual(["newest", "older"]);
+  });
+  first.unmount();
+  open("/jobs/flights-1/savepoints?savepoint=oldest");
+  await waitFor(() => {
+    expect(cards()).toEqual(["newest", "older", "oldest"]);
+  });
+  expect(screen.queryByRole("button", { name: "Read older savepoints" })).toBeNull();
+});
+
 it("says that there are no jobs", async () => {
   server.answers.jobs = { jobs: [], searches: [] };
   open("/");
@@ -101,6 +165,18 @@ it("does not choose one of several jobs with the name in a link", async () => {
   open("/restore?job=twins&to=12");
   expect(await screen.findByText(/Several jobs have the name twins/)).toBeDefined();
   expect(screen.getByRole("link", { name: "/data/other" }).getAttribute("href")).toContain("/jobs/flights-2/restore?to=12");
+});
+
+it("chooses no job by its name before all job roots were read, and none that may be another", async () => {
+  const named = { ...job, id: "flights-3", job: "late" };
+  server.answers.jobs = { jobs: [named, { ...gone, problem: null }], next_cursor: null, searches: [] };
+  const first = open("/restore?job=late&to=12");
+  expect(await screen.findByText(/not all job roots have been read/)).toBeDefined();
+  first.unmount();
+  server.answers.jobs = { jobs: [named, gone], next_cursor: null, searches: [] };
+  open("/restore?job=late&to=12");
+  expect(await screen.findByText(/One of them may be the job/)).toBeDefined();
+  expect(screen.getAllByRole("link").map((each) => each.getAttribute("href"))).toEqual(["/jobs/flights-3/restore?to=12", "/jobs/gone/restore?to=12"]);
 });
 
 it("asks again with the ETag, and keeps an answer as outdated while the server does not answer", async () => {

@@ -1,7 +1,7 @@
 import { Flex, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily } from "../airflow";
-import type { FamilyDag } from "../api";
+import { type FamilyDag, isStandalone } from "../api";
 import { runCommand, savepointCommand, stopCommand } from "../commands";
 import { CommandsWithFiles } from "./Command";
 import { ConfirmedAction, ProblemNotice } from "./ConfirmedAction";
@@ -186,7 +186,7 @@ function Commands({ jobRoot }: { jobRoot: string }) {
     <details>
       <summary>Commands for a run, a savepoint and a stop</summary>
       <Stack gap={2} mt={2}>
-        <Text color="fg.muted">No DAG runs this job.</Text>
+        {!isStandalone && <Text color="fg.muted">No DAG runs this job.</Text>}
         <CommandsWithFiles jobFile={null} commands={(files) => [runCommand(jobRoot, files), savepointCommand(jobRoot), stopCommand(jobRoot)]} />
       </Stack>
     </details>

@@ -1,6 +1,6 @@
 import { Alert, Button, Input, Skeleton, Stack, Text } from "@chakra-ui/react";
 import { createContext, type FormEvent, type ReactNode, useContext, useId, useState } from "react";
-import { type Freshness, isStandalone, type Problem, rememberToken, type Resource } from "../api";
+import { type Freshness, hasToken, isStandalone, type Problem, rememberToken, type Resource } from "../api";
 import { headOf, LongText } from "./LongText";
 import { Time } from "./Time";
 
@@ -12,7 +12,7 @@ export function Loaded<T>({ resource, children }: { resource: Resource<T>; child
   const { value, checkedAt, problem, reload } = resource;
   const isSaid = useContext(Outdated);
   if (value === null) {
-    if (problem?.status === 401 && isStandalone) return <TokenForm problem={problem} />;
+    if (problem?.status === 401 && isStandalone) return <TokenForm />;
     if (problem !== null) return <ProblemAlert problem={problem} reload={reload} />;
     return (
       <Stack gap={3} aria-busy="true" role="status" aria-label="Loading">
@@ -46,7 +46,7 @@ function ProblemAlert({ problem, reload }: { problem: Problem; reload: () => voi
 }
 
 /** Asks for the token of the server. */
-function TokenForm({ problem }: { problem: Problem }) {
+function TokenForm() {
   const [token, setToken] = useState("");
   const id = useId();
   const enter = (event: FormEvent) => {
@@ -56,7 +56,11 @@ function TokenForm({ problem }: { problem: Problem }) {
   return (
     <form onSubmit={enter}>
       <Stack gap={3} maxW="md">
-        <Text>{problem.message}</Text>
+        {hasToken() && <Notice status="error" title="This is not the token of the server" />}
+        <Text>
+          The server shows jobs to those who have its token. It is in the file that the server was started with: on its host, <code>cat FILE</code> prints it, with
+          the FILE of <code>--token-file FILE</code>.
+        </Text>
         <label htmlFor={id}>Token of the server</label>
         <Input
           id={id}
@@ -67,7 +71,7 @@ function TokenForm({ problem }: { problem: Problem }) {
             setToken(event.target.value);
           }}
         />
-        <Button type="submit" alignSelf="start" disabled={token === ""}>
+        <Button type="submit" alignSelf="start" disabled={token.trim() === ""}>
           Enter
         </Button>
       </Stack>

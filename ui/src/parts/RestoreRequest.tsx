@@ -1,7 +1,7 @@
 import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useNavigate } from "react-router-dom";
 import { type Family, trigger, useDag } from "../airflow";
-import type { FamilyDag, JobState, RestorePlanPage } from "../api";
+import { type FamilyDag, isStandalone, type JobState, type RestorePlanPage } from "../api";
 import { restoreCommands, runCommand } from "../commands";
 import { isBlank, recoveryConf, type RestoreOptions } from "../restoreOptions";
 import { CommandsWithFiles } from "./Command";
@@ -134,7 +134,9 @@ function Commands({ job, options, reason, page }: RequestProps) {
   const failed = (page?.checks ?? []).filter(({ ok }) => ok === false);
   return (
     <Stack gap={2}>
-      <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan.</Text>
+      <Text>
+        {isStandalone ? "These commands restore the job" : "No DAG restores this job. These commands do"}: the first writes the plan and changes nothing, the second executes exactly that plan.
+      </Text>
       {failed.length > 0 && <Text overflowWrap="anywhere">A condition is not met: {failed.map(({ text }) => text).join("; ")}.</Text>}
       <CommandsWithFiles jobFile={known} commands={(files) => [...restoreCommands(job.job_root, options, reason, files), ...(options.run ? [runCommand(job.job_root, files)] : [])]} />
       {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job&apos;s history.</Text>}
