@@ -224,6 +224,19 @@ def test_an_error_in_a_page_fails_its_test(browser: Browser, error: str) -> None
 
 
 @_slow
+@pytest.mark.parametrize("page", ["", "journal", "jobs/none", "jobs/none/timeline", "nothing"])
+@pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (375, "dark")])
+def test_a_page_without_anything_to_show_is_for_all_readers(
+    browser: Browser, page: str, width: int, colours: Literal["light", "dark"]
+) -> None:
+    with serving(RootCatalog([])) as url, open_look(browser, width=width, colours=colours, expected=["404"]) as look:
+        look.page.goto(f"{url}/#/{page}")
+        look.page.locator("main [role=alert], main [role=status]:not([aria-busy])").first.wait_for()
+        assert look.overflow() <= 0
+        assert look.violations() == []
+
+
+@_slow
 def test_texts_of_users_are_shown_as_text(browser: Browser, url: str, job: PagesJob) -> None:
     with open_look(browser) as look:
         for page in ("journal", "jobs/{id}/timeline", "jobs/{id}/savepoints", "jobs/{id}"):
