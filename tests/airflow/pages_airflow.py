@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pendulum
 import pytest
 from airflow import plugins_manager
 from airflow.api.common.delete_dag import delete_dag
@@ -25,6 +26,7 @@ from airflow.models.hitl import HITLDetail
 from airflow.models.taskinstance import TaskInstance
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.utils.db import initdb
+from airflow.utils.db_cleanup import run_cleanup
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState, TaskInstanceState
 from sqlalchemy import select
@@ -158,7 +160,18 @@ def end_run(dag_id: str, state: DagRunState, at: datetime) -> None:
     """Ends the newest run of a DAG."""
     with create_session() as session:
         run = _newest_run(session, dag_id)
-        run.state, run.end_date = state, at
+        run.state, run.start_date, run.end_date = state, run.start_date or at, at
+
+
+def clean_database(folder: Path) -> None:
+    """Removes all that has happened before from Airflow's database, as ``airflow db clean`` does.
+
+    Args:
+        folder: has the DAG files, which Airflow reads all the time: only DAGs without a file are removed.
+    """
+    now = pendulum.now("UTC")
+    store_dags(folder, {})
+    run_cleanup(clean_before_timestamp=now, confirm=False, skip_archive=True)
 
 
 async def _alert() -> None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
@@ -21,6 +22,7 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.state import DagRunState, TaskInstanceState
 from airflow.utils.types import DagRunType
+from flights_demo.polling import poll
 from sqlalchemy.exc import OperationalError
 
 from stateflow import operations
@@ -61,7 +63,7 @@ from tests.ui.pages_job import FixedCatalog, Pages, PagesJob
 # Airflow 3.2, with the SQLAlchemy of later ones.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
-BASE = "/stateflow/api/v1"
+BASE, AIRFLOW, JSON = "/stateflow/api/v1", "/api/v2", "application/json"
 VERSION = (uuid4(), "hash")
 FAMILY = """
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
@@ -208,6 +210,40 @@ def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -
     assert client.get(f"{BASE}/jobs").status_code == 401
     basic = {"authorization": "Basic dmVyYTp2ZXJh"}
     assert site.api.client().get(f"{BASE}/jobs", headers=basic).status_code == 401
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_form_of_another_site_changes_nothing(site: Site, kind: str) -> None:
+    """A browser sends these types from any page, and might send the cookie of the session with them."""
+    client, runs = site.api.client("ada"), f"{AIRFLOW}/dags/open/dagRuns"
+    foreign = {"origin": "https://other.example", "sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    if kind:
+        foreign["content-type"] = kind
+
+    def number() -> int:
+        return int(client.get(runs).json()["total_entries"])
+
+    before = number()
+    assert client.post(runs, content='{"logical_date": null}', headers=foreign).status_code == 422
+    assert number() == before
+    for address in site.addresses(site.id, "open"):
+        assert client.post(address, content="{}", headers=foreign).status_code == 405, address
+    # The same body as the pages send it.
+    assert client.post(runs, content='{"logical_date": null}', headers={"content-type": JSON}).status_code == 200
+    assert number() == before + 1
+
+
+@pytest.mark.matrix
+def test_no_other_site_may_send_what_the_pages_send(site: Site) -> None:
+    """A browser asks first whether another site may send JSON, or any PATCH: an answer without the header refuses."""
+    client = site.api.client("ada")
+    asks = {"origin": "https://other.example", "access-control-request-headers": "content-type"}
+    dag = f"{AIRFLOW}/dags/open"
+    question = f"{dag}/dagRuns/none/taskInstances/approve/-1/hitlDetails"
+    for method, path in (("POST", f"{dag}/dagRuns"), ("PATCH", dag), ("PATCH", question), ("GET", f"{BASE}/jobs")):
+        answer = client.options(path, headers={**asks, "access-control-request-method": method})
+        assert "access-control-allow-origin" not in answer.headers, path
 
 
 @pytest.mark.matrix
@@ -417,6 +453,25 @@ def test_the_run_of_a_dag_of_the_job_has_a_try_whatever_the_id_of_its_dag_run(si
     assert _tries(site, dag_runs, ["flights"]) == [3] * 10
     # It may be the run of a command.
     assert _tries(site, dag_runs, ["flight", "flights_recovery"]) == [None] * 10
+
+
+@pytest.mark.matrix
+def test_the_history_outlives_a_clean_of_airflows_database(site: Site) -> None:
+    dag_run = _trigger(site, "open")
+    site.job.number += 4
+    site.job.execute(site.job.prepare(site.job.build), f"open/{dag_run}/run/1")
+    pages_airflow.end_run("open", DagRunState.SUCCESS, datetime.now(UTC))
+
+    def shown() -> dict[str, Any]:
+        paths = [address_of(each.path, site.job, site.id, "open") for each in ENDPOINTS if "{" in each.path]
+        return {path: site.get("ada", path) for path in paths if path != f"jobs/{site.id}/journal.csv"}
+
+    # What the pages know is at most ten seconds old.
+    assert poll(lambda: site.get("ada", f"jobs/{site.id}")["runs"][0]["try_number"] == 1, 60)
+    before = shown()
+    pages_airflow.clean_database(site.folder / "dags")
+    assert site.api.client("ada").get(f"{AIRFLOW}/dags/open/dagRuns/{quote(dag_run)}").status_code == 404
+    assert shown() == before
 
 
 def test_each_page_of_a_run_knows_the_dags_of_its_job(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.support.browser import Look, log_in, open_look
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-USERS = {"uma": "op", "oscar": "op", "vera": "viewer"}
+USERS = {"uma": "op", "oscar": "op", "nils": "user", "vera": "viewer"}
+"""With the administrator, a user of each role."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ a difference.
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import FloatRect, Locator, Page
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "pages"
 SQUARE = 8
@@ -42,9 +43,23 @@ _MEASURE = """() => {
 }"""
 
 
-def check_picture(page: Page, name: str, *, renews: bool) -> None:
-    """Compares a page with its golden picture, or writes that picture."""
-    taken = Image.open(io.BytesIO(_settled(page))).convert("RGB")
+@dataclass(frozen=True)
+class Part:
+    """The part of a page that begins with an element. Its height is fixed: that of the element follows its texts."""
+
+    element: Locator
+    height: int
+
+    def clip(self) -> FloatRect:
+        self.element.scroll_into_view_if_needed()
+        box = self.element.bounding_box()
+        assert box is not None
+        return {"x": round(box["x"]), "y": round(box["y"]), "width": round(box["width"]), "height": self.height}
+
+
+def check_picture(page: Page, name: str, *, renews: bool, part: Part | None = None) -> None:
+    """Compares a page, or a part of it, with its golden picture, or writes that picture."""
+    taken = Image.open(io.BytesIO(_settled(page, part))).convert("RGB")
     widths: list[float] = page.evaluate(_MEASURE)
     path = FOLDER / f"{name}.png"
     if renews:
@@ -63,12 +78,12 @@ def check_picture(page: Page, name: str, *, renews: bool) -> None:
     )
 
 
-def _settled(page: Page) -> bytes:
+def _settled(page: Page, part: Part | None) -> bytes:
     """Returns a screenshot that the next one is equal to: the page draws nothing any more."""
     before = b""
     for _ in range(_MOST_TRIES):
         page.wait_for_load_state("networkidle")
-        after = page.screenshot(animations="disabled")
+        after = page.screenshot(animations="disabled", clip=None if part is None else part.clip())
         if after == before:
             break
         before = after

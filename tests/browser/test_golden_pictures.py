@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import httpx
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.browser.flights_story import FlightsStory, StoryCatalog, play_stories
+from tests.browser.flights_story import FlightsStory
 from tests.browser.golden_pictures import MOST_FAR, check_picture, far_apart
-from tests.support.browser import ARGUMENTS, CHROMIUM, needs_chromium, open_look, serving
+from tests.support.browser import ARGUMENTS, CHROMIUM, needs_chromium, open_look
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -55,17 +54,6 @@ LOOKS: dict[str, tuple[int, Literal["light", "dark"]]] = {
     "phone": (375, "light"),
 }
 _PHONE_HEIGHT = 812
-
-
-@pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FlightsStory]]:
-    """The address of the pages, and the job that they show."""
-    stories = play_stories(tmp_path_factory.mktemp("stories"))
-    with serving(StoryCatalog(*stories)) as url:
-        for each in stories:
-            # A list of jobs shows what it knows after a quarter of a second; the state of a job waits for all of it.
-            assert httpx.get(f"{url}/api/v1/jobs/{each.folder.name}", timeout=60).json()["history_complete"]
-        yield url, stories[0]
 
 
 @contextmanager

@@ -6,13 +6,16 @@ scheduler runs until a restore waits for its approval.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote, urlsplit
 
 import pytest
 from flights_demo.airflow_home import USER, free_port
@@ -22,13 +25,15 @@ from flights_demo.polling import poll
 from tests.airflow.jobs import ACCOUNTS, install_submit
 from tests.airflow.system.live_airflow import PATIENCE, Client, live_airflow
 from tests.browser.airflow_site import USERS, Site
+from tests.browser.flights_story import FlightsStory
+from tests.browser.golden_pictures import Part, check_picture
 from tests.support import root_files
 from tests.support.browser import Look, needs_axe, needs_chromium, open_look
 from tests.support.job_fixture import AccountsJob
 from tests.ui.pages_job import PagesJob
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = [
     pytest.mark.slow(reason="starts an API server of Airflow and a browser"),
@@ -49,8 +54,8 @@ for name in {names!r}:
         savepoints=None,
     )
 """
-ASKED, QUESTION = "asked", "manual__question"
-"""A job, and the DAG run whose question nobody answers: may it be restored?"""
+ASKED, FLIGHTS, QUESTION = "asked", "flights", "manual__question"
+"""A job, a job whose times are always the same, and a DAG run of the first whose question nobody answers."""
 PAGES = {
     "jobs": "plugin/stateflow",
     "journal of all jobs": "plugin/stateflow/journal",
@@ -79,8 +84,19 @@ with DAG("other", schedule=None) as dag:
 """
 
 
+@dataclass(frozen=True)
+class PagesSite(Site):
+    """An Airflow with jobs that have run before.
+
+    Attributes:
+        flights_ended_at: a while after all that has happened to the job whose times are always the same.
+    """
+
+    flights_ended_at: datetime
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[PagesSite]:
     folder = tmp_path_factory.mktemp("pages")
     job = PagesJob(folder / "open")
     job.grow(8)
@@ -94,7 +110,10 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     asked = AccountsJob(folder / ASKED)
     for rows in (50, 120):
         asked.run_to(rows, name=ASKED, checkpoints__retained=100)
-    names = ("open", "gone", ASKED)
+    flights = FlightsStory(folder / FLIGHTS)
+    flights.folder.mkdir()
+    flights.play()
+    names = ("open", "gone", ASKED, FLIGHTS)
     dags = folder / "dags"
     dags.mkdir()
     (dags / "families.py").write_text(DAG_FILE.format(names=names, folder=folder, application=ACCOUNTS))
@@ -103,7 +122,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     with live_airflow(folder, dags, path, components=("api-server", "dag-processor"), users=USERS) as client:
         client.wait_for_dags(*(f"{name}_recovery" for name in names), "other")
         ask(client, asked)
-        yield Site(folder, client, browser, client.home.url)
+        yield PagesSite(folder, client, browser, client.home.url, flights.ended_at)
 
 
 def ask(client: Client, job: AccountsJob) -> None:
@@ -141,6 +160,7 @@ def settle(look: Look) -> None:
     [
         *(("vera", width, colours) for width in (1280, 375, 2560) for colours in ("light", "dark")),
         *((user, *look) for user in ("uma", USER) for look in ((1280, "light"), (375, "dark"), (2560, "light"))),
+        *(("nils", *look) for look in ((1280, "dark"), (375, "light"))),
     ],
 )
 def test_every_role_reads_every_page(site: Site, user: str, width: int, colours: Literal["light", "dark"]) -> None:
@@ -154,7 +174,9 @@ def test_every_role_reads_every_page(site: Site, user: str, width: int, colours:
             assert look.errors == [], name
 
 
-@pytest.mark.parametrize(("user", "may"), [("vera", (False, False)), ("uma", (True, True)), (USER, (False, True))])
+@pytest.mark.parametrize(
+    ("user", "may"), [("vera", (False, False)), ("nils", (True, True)), ("uma", (True, True)), (USER, (False, True))]
+)
 def test_who_may_not_answer_or_has_asked_cannot_approve(site: Site, user: str, may: tuple[bool, bool]) -> None:
     with site.as_user(user) as look:
         visit(look, addresses(site)["approval"])
@@ -181,7 +203,7 @@ def test_a_page_that_was_asked_for_before_the_login_is_shown_after_it(site: Site
         look.page.get_by_role("button", name="restore").first.wait_for()
 
 
-@pytest.mark.parametrize(("user", "may"), [("vera", False), ("uma", True), (USER, True)])
+@pytest.mark.parametrize(("user", "may"), [("vera", False), ("nils", True), ("uma", True), (USER, True)])
 def test_a_person_without_the_right_is_told_why_an_action_is_disabled(site: Site, user: str, may: bool) -> None:
     site.client.unpause("open")
     site.client.unpause("open_savepoint")
@@ -192,6 +214,84 @@ def test_a_person_without_the_right_is_told_why_an_action_is_disabled(site: Site
             button.wait_for()
             assert button.is_enabled() == may, name
         assert look.page.get_by_text("You do not have the right").count() == (0 if may else 4)
+
+
+def test_a_person_of_the_role_user_runs_a_job(site: Site) -> None:
+    site.client.unpause("open")
+    before = site.client.runs("open")
+    with site.as_user("nils") as look:
+        visit(look, site.address("open"))
+        look.page.get_by_role("button", name="Run now").and_(look.page.locator(":enabled")).click()
+        look.page.get_by_role("button", name="Yes, run now").click()
+        look.page.get_by_text("open is triggered").wait_for()
+    (run,) = site.client.runs("open").keys() - before.keys()
+    address = f"dags/open/dagRuns/{quote(run)}"
+    assert site.client.call("GET", address)["triggering_user_name"] == "nils"
+    # Other tests are to find the job as it was.
+    site.client.call("DELETE", address)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+def test_a_form_of_another_site_starts_nothing(site: Site, kind: str) -> None:
+    target, other = f"{site.url}/api/v2/dags/open/dagRuns", "http://other.example/"
+    # As text, a form sends NAME=VALUE, here JSON.
+    field = """<input name='{"logical_date": null, "note": "' value='"}'>"""
+    form = f'<form method="post" enctype="{kind}" action="{target}">{field}</form>'
+    before = site.client.runs("open")
+    with site.as_user("uma", expected=["401", "422"]) as look:
+        page = look.page
+        page.route(other, lambda route: route.fulfill(content_type="text/html", body=form))
+        page.goto(other)
+        with page.expect_response(target) as sent:
+            page.evaluate("document.forms[0].submit()")
+        # Whether the browser sends the cookie of the session depends on the login: here it may for two minutes.
+        assert sent.value.status in (401, 422)
+        # With the cookie in any case.
+        headers = {"content-type": kind, "origin": other.rstrip("/")}
+        for address, status in ((target, 422), (f"{site.url}/stateflow/api/v1/jobs", 405)):
+            answer = page.context.request.post(address, headers=headers, data='{"logical_date": null}')
+            assert answer.status == status, address
+    assert site.client.runs("open") == before
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("name", "address", "begin", "height"),
+    [
+        ("airflow-state", f"dags/{FLIGHTS}/plugin/stateflow-state", ".stateflow", 900),
+        ("airflow-card", "", "section[aria-label='Jobs of stateflow']", 115),
+    ],
+)
+def test_a_part_of_airflows_page_looks_as_in_its_picture(
+    site: PagesSite,
+    renews_pictures: bool,
+    *,
+    name: str,
+    address: str,
+    begin: str,
+    height: int,
+    colours: Literal["light", "dark"],
+) -> None:
+    with site.as_user("vera", height=1200, colours=colours) as look:
+        page = look.page
+        page.clock.set_fixed_time(site.flights_ended_at)
+        page.route("**/stateflow/api/v1/**", lambda route: answer_of_one_job(site, route))
+        page.goto(f"{site.url}/{address}")
+        element = page.locator(begin).first
+        element.get_by_text(FLIGHTS).first.wait_for()
+        page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        assert look.moving(begin) == []
+        check_picture(page, f"{name}-{colours}", renews=renews_pictures, part=Part(element, height))
+
+
+def answer_of_one_job(site: Site, route: Route) -> None:
+    """Lets a page read the API's answer without what differs each time: the folder, and the other jobs of lists."""
+    answer = route.fetch()
+    text = answer.text().replace(str(site.folder), "/lake")
+    if answer.status == 200 and urlsplit(answer.url).path.endswith("/jobs"):
+        found = json.loads(text)
+        text = json.dumps({**found, "jobs": [row for row in found["jobs"] if row["job"] == FLIGHTS]})
+    route.fulfill(response=answer, body=text)
 
 
 def test_a_reload_keeps_the_page_and_back_and_forward_lead_through_the_pages(site: Site) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
+from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 
 from stateflow.ui.catalog import RootCatalog, job_at
+from tests.browser.flights_story import FlightsStory
 from tests.support.browser import Look, needs_axe, needs_chromium, open_look, serving
 from tests.ui.pages_job import PagesJob
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 pytestmark = [needs_chromium, needs_axe]
 _slow = pytest.mark.slow(reason="opens many pages in a browser")
@@ -85,6 +90,59 @@ def test_a_page_fits_its_window_and_all_readers(
         assert look.violations() == []
 
 
+@_slow
+def test_numbers_and_times_are_written_as_the_reader_writes_them(
+    browser: Browser, story: tuple[str, FlightsStory]
+) -> None:
+    url, flights = story
+    found = httpx.get(f"{url}/api/v1/jobs/flights/checkpoints/46").json()["entry"]
+    at = datetime.fromisoformat(found["ended_at"]).astimezone(ZoneInfo("Asia/Tokyo"))
+    size = f"{found['full_bytes'] / 1000:.1f}".replace(".", ",")
+    with open_look(browser, locale="de-DE", time_zone="Asia/Tokyo") as look:
+        look.page.clock.set_fixed_time(flights.ended_at)
+        visit(look, f"{url}/#/jobs/flights/timeline?point=46")
+        details = look.page.get_by_role("dialog")
+        details.get_by_text("running-delay").first.wait_for()
+        text = details.inner_text()
+        assert f"{at:%d.%m.%Y, %H:%M:%S}" in text
+        assert re.search(rf"\b{size}\skB", text)
+        assert details.get_by_title(re.compile(r"^vor \d+ ")).count() > 0
+        assert not re.search(r"\d\.\d+\s(kB|MB|byte|sec|min)", text)
+
+
+_PROBE = """
+window.moved = [];
+for (const name of ["transitionrun", "animationstart"]) addEventListener(name, event => window.moved.push(
+    `${event.propertyName ?? event.animationName}: ${event.target.outerHTML.slice(0, 120)}`
+), true);
+"""
+
+
+@_slow
+@pytest.mark.parametrize(("motion", "moves"), [("reduce", False), ("no-preference", True)])
+def test_nothing_moves_for_a_reader_who_wants_less_motion(
+    browser: Browser, url: str, job: PagesJob, motion: Literal["reduce", "no-preference"], moves: bool
+) -> None:
+    held: list[Route] = []
+    with open_look(browser, motion=motion) as look:
+        page = look.page
+        page.add_init_script(_PROBE)
+        page.route("**/api/v1/jobs/*", lambda route: held.append(route), times=1)
+        page.goto(address(url, "jobs/{id}", job))
+        page.locator("[aria-busy=true]").first.wait_for()
+        # A skeleton moves as long as it is there.
+        assert page.evaluate("document.getAnimations().length > 0") == moves
+        held[0].continue_()
+        page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        for button in page.get_by_role("button").and_(page.locator(":enabled")).all()[:3]:
+            button.hover()
+        page.get_by_role("button", name="Dark").click()
+        page.goto(address(url, "jobs/{id}/timeline?point={point}", job))
+        page.get_by_role("dialog").get_by_role("button", name="Close").click()
+        page.get_by_role("dialog").wait_for(state="detached")
+        assert bool(page.evaluate("window.moved")) == moves, page.evaluate("window.moved")
+
+
 def test_the_timeline_shows_a_restore_and_goes_to_the_point_that_was_selected(
     browser: Browser, url: str, job: PagesJob
 ) -> None:
@@ -105,12 +163,77 @@ def test_the_timeline_shows_a_restore_and_goes_to_the_point_that_was_selected(
         selected.get_by_text("before-upgrade").first.wait_for()
 
 
+def tab_to(page: Page, wanted: Locator) -> None:
+    """Moves the focus to an element as a person without a mouse does."""
+    for _ in range(_MOST_TABS):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"{wanted} was not reached by {_MOST_TABS} tabs")
+
+
+_MOST_TABS = 60
+
+
+@_slow
+def test_a_keyboard_alone_leads_from_the_jobs_to_a_restore(browser: Browser, url: str, job: PagesJob) -> None:
+    oldest = job.checkpoints[0]
+    with open_look(browser) as look:
+        page = look.page
+        visit(look, address(url, "", job))
+        for name in ("job", "Timeline"):
+            tab_to(page, page.get_by_role("link", name=name, exact=True))
+            page.keyboard.press("Enter")
+            page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        # One stop for all marks, among which arrows move.
+        page.get_by_role("button", name=f"checkpoint {oldest}, retained").first.wait_for()
+        tab_to(page, page.locator("svg [role=button][tabindex='0']").first)
+        page.keyboard.press("Home")
+        for _ in range(_MOST_TABS):
+            if page.locator(":focus").and_(page.get_by_role("button", name=f"checkpoint {oldest}, retained")).count():
+                break
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        tab_to(page, page.get_by_role("link", name=f"Restore to here: {oldest}").first)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name=f"to checkpoint {oldest}").wait_for()
+
+
+@_slow
+def test_the_details_of_a_checkpoint_take_the_focus_and_give_it_back(browser: Browser, url: str, job: PagesJob) -> None:
+    with open_look(browser) as look:
+        page = look.page
+        visit(look, address(url, "jobs/{id}", job))
+        link = page.get_by_role("table").get_by_role("link", name=str(job.root.head().checkpoint_id), exact=True).first
+        link.focus()
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        dialog.wait_for()
+        assert dialog.evaluate("element => element.contains(document.activeElement)")
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        assert link.evaluate("element => element === document.activeElement")
+
+
 @pytest.mark.parametrize("error", ["console.error('broken')", "setTimeout(() => { throw new Error('broken') })"])
 def test_an_error_in_a_page_fails_its_test(browser: Browser, error: str) -> None:
     with pytest.raises(AssertionError, match="broken"), open_look(browser) as look:
         look.page.evaluate(error)
         look.page.wait_for_function("true")
         look.page.evaluate("new Promise(done => setTimeout(done))")
+
+
+@_slow
+@pytest.mark.parametrize("page", ["", "journal", "jobs/none", "jobs/none/timeline", "nothing"])
+@pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (375, "dark")])
+def test_a_page_without_anything_to_show_is_for_all_readers(
+    browser: Browser, page: str, width: int, colours: Literal["light", "dark"]
+) -> None:
+    with serving(RootCatalog([])) as url, open_look(browser, width=width, colours=colours, expected=["404"]) as look:
+        look.page.goto(f"{url}/#/{page}")
+        look.page.locator("main [role=alert], main [role=status]:not([aria-busy])").first.wait_for()
+        assert look.overflow() <= 0
+        assert look.violations() == []
 
 
 @_slow

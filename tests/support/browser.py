@@ -26,6 +26,11 @@ ARGUMENTS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
+_MOVING = """part => [part, ...part.querySelectorAll("*")].filter(element => {
+    const { transitionDuration, transitionProperty, animationName } = getComputedStyle(element);
+    const fades = transitionProperty !== "none" && /[1-9]/.test(transitionDuration);
+    return fades || animationName !== "none";
+}).map(element => element.outerHTML.slice(0, 120))"""
 PATIENCE_MS = 180_000.0
 """How long a page may take; ten seconds and more on a busy machine."""
 _AXE = Path(__file__).resolve().parents[2] / "ui" / "node_modules" / "axe-core" / "axe.min.js"
@@ -69,6 +74,10 @@ class Look:
         """Pixels by which the page is wider than its window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
 
+    def moving(self, within: str) -> list[str]:
+        """The elements of a part of the page that its styles let fade or move."""
+        return list(self.page.locator(within).first.evaluate(_MOVING))
+
     def violations(self, within: str = "html") -> list[tuple[str, list[str]]]:
         """The rules of axe that a part of the page violates, with the elements that do."""
         self.page.evaluate(_AXE.read_text())
@@ -86,6 +95,9 @@ def open_look(
     width: int = 1280,
     height: int = 900,
     colours: Literal["light", "dark"] = "light",
+    locale: str = "en-US",
+    time_zone: str = "UTC",
+    motion: Literal["reduce", "no-preference"] = "reduce",
     expected: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Look]:
@@ -93,9 +105,9 @@ def open_look(
     context = browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme=colours,
-        reduced_motion="reduce",
-        locale="en-US",
-        timezone_id="UTC",
+        reduced_motion=motion,
+        locale=locale,
+        timezone_id=time_zone,
         **options,
     )
     context.set_default_timeout(PATIENCE_MS)

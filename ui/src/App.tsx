@@ -8,11 +8,12 @@ import { Journal } from "./pages/Journal";
 import { UnknownAddress } from "./pages/UnknownAddress";
 import { PageLink, PagesAt, restorePath } from "./parts/links";
 import { Loaded, Notice } from "./parts/Loaded";
+import { STILL } from "./parts/motion";
 
 /** All pages: the jobs, and the pages of each. `base` is the path below which they are, without a slash at its end. */
 export function App({ base }: { base: string }) {
   return (
-    <Box className="stateflow" p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
+    <Box className="stateflow" css={STILL} p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
       <PagesAt value={base}>
         <Routes>
           <Route index element={<Jobs base={base} />} />

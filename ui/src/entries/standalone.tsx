@@ -4,6 +4,7 @@ import { StrictMode, useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { HashRouter } from "react-router-dom";
 import { App } from "../App";
+import { STILL } from "../parts/motion";
 
 const CHOSEN = "stateflow-colours";
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -32,7 +33,7 @@ function Page() {
   };
   return (
     <>
-      <Flex as="header" align="center" justify="space-between" px={{ base: 3, md: 6 }} py={2} borderBottomWidth="1px">
+      <Flex as="header" css={STILL} align="center" justify="space-between" px={{ base: 3, md: 6 }} py={2} borderBottomWidth="1px">
         <Text fontWeight="bold">stateflow</Text>
         <Button size="xs" variant="outline" onClick={toggle}>
           {isDark ? "Light" : "Dark"}

@@ -2,13 +2,14 @@ import { Box, Stack, Text } from "@chakra-ui/react";
 import { type JobList, useResource } from "../api";
 import { TabOf } from "../parts/DagChoice";
 import { Loaded, Notice } from "../parts/Loaded";
+import { STILL } from "../parts/motion";
 import { JobPages } from "./JobPages";
 
 /** The pages of the job that a DAG runs; Airflow shows the tab on every DAG. */
 export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
   const jobs = useResource<JobList>(`dags/${encodeURIComponent(dagId)}/jobs`);
   return (
-    <Box className="stateflow" p={{ base: 3, md: 4 }}>
+    <Box className="stateflow" css={STILL} p={{ base: 3, md: 4 }}>
       <Loaded resource={jobs}>
         {({ jobs: [job, ...others], searches }) => (job === undefined ? <NoJob dagId={dagId} searches={searches} /> : (
           <Stack gap={4}>

@@ -9,6 +9,7 @@ import { LastSavepoint } from "../parts/LastSavepoint";
 import { PageLink } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
 import { headOf } from "../parts/LongText";
+import { STILL } from "../parts/motion";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { ShowMore } from "../parts/ShowMore";
 import { Time } from "../parts/Time";
@@ -46,7 +47,7 @@ export function JobsCard({ base }: { base: string }) {
   if (value === null || value.jobs.length === 0) return null;
   const worst = bySeverity(value.jobs).slice(0, MOST_ON_CARD);
   return (
-    <Stack as="section" gap={2} aria-label="Stateflow jobs">
+    <Stack as="section" css={STILL} gap={2} aria-label="Stateflow jobs">
       <Flex align="center" justify="space-between" wrap="wrap" gap={3}>
         <Heading as="h2" size="sm">
           Stateflow jobs

@@ -16,8 +16,8 @@ export function Loaded<T>({ resource, children }: { resource: Resource<T>; child
     if (problem !== null) return <ProblemAlert problem={problem} reload={reload} />;
     return (
       <Stack gap={3} aria-busy="true" role="status" aria-label="Loading">
-        <Skeleton height="8" css={{ "@media (prefers-reduced-motion: reduce)": { animation: "none" } }} />
-        <Skeleton height="40" css={{ "@media (prefers-reduced-motion: reduce)": { animation: "none" } }} />
+        <Skeleton height="8" />
+        <Skeleton height="40" />
       </Stack>
     );
   }
