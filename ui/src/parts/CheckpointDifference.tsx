@@ -1,17 +1,28 @@
 import { useState } from "react";
 import { type CheckpointPage, type JobState, useResource } from "../api";
-import { formatBytes, formatChange, formatCount, offsetText } from "../format";
+import { formatBytes, formatChange, formatCount, offsetText, type StateBytes } from "../format";
 import { isCheckpoint } from "../pictures/timelineLayout";
 import { SelectField } from "./Fields";
 import { Loaded } from "./Loaded";
 import { ScrollingTable } from "./ScrollingTable";
 import { Section } from "./Section";
 
-/** Sizes and entries by operator: of the files, or, if the job does not keep them, of the record. */
-function sizesOf({ operators, entry }: CheckpointPage): Map<string, { bytes: number; entries: number | null }> {
-  if (operators.length > 0) return new Map(operators.map((each) => [each.uid, { bytes: each.size_bytes, entries: each.metrics?.state_entries ?? null }]));
+interface Size extends StateBytes {
+  entries: number | null;
+}
+
+/** Sizes and entries by operator; if the job does not keep the files, as the record has them. */
+function sizesOf({ operators, entry }: CheckpointPage): Map<string, Size> {
+  if (operators.length > 0) return new Map(operators.map((each) => [each.uid, { full_bytes: each.size_bytes, live_bytes: each.live_bytes, entries: each.metrics?.state_entries ?? null }]));
   if (entry === null || !isCheckpoint(entry)) return new Map();
-  return new Map(Object.entries(entry.operators).map(([uid, each]) => [uid, { bytes: each.state_bytes, entries: each.state_entries }]));
+  return new Map(Object.entries(entry.operators).map(([uid, each]) => [uid, { full_bytes: each.state_bytes, live_bytes: each.live_bytes, entries: each.state_entries }]));
+}
+
+/** "1 kB → 2.5 kB (+1.5 kB) live"; the sizes of files unless both live sizes are known. */
+function changeText(old: Size | undefined, now: Size | undefined): string {
+  const areLive = [old, now].every((each) => each?.live_bytes !== null);
+  const [from, to] = [old, now].map((each) => (each === undefined ? null : areLive ? each.live_bytes : each.full_bytes));
+  return `${formatChange(from ?? null, to ?? null, formatBytes)} ${areLive ? "live" : "in files"}`;
 }
 
 /** What differs from another checkpoint, at first the one that this one continued from. */
@@ -39,7 +50,7 @@ function DifferenceTable({ before, after }: { before: CheckpointPage; after: Che
       {uids.map((uid) => (
         <tr key={uid}>
           <td className="name">{uid}</td>
-          <td>{formatChange(old.get(uid)?.bytes ?? null, now.get(uid)?.bytes ?? null, formatBytes)}</td>
+          <td>{changeText(old.get(uid), now.get(uid))}</td>
           <td>{formatChange(old.get(uid)?.entries ?? null, now.get(uid)?.entries ?? null, formatCount)}</td>
         </tr>
       ))}

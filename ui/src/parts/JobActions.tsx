@@ -1,7 +1,7 @@
 import { Flex, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily } from "../airflow";
-import type { FamilyDag } from "../api";
+import { type FamilyDag, isStandalone } from "../api";
 import { runCommand, savepointCommand } from "../commands";
 import { Command } from "./Command";
 import { ConfirmedAction, ProblemNotice } from "./ConfirmedAction";
@@ -190,7 +190,7 @@ function Commands({ jobRoot }: { jobRoot: string }) {
     <details>
       <summary>Commands for a run, a savepoint and a stop</summary>
       <Stack gap={2} mt={2}>
-        <Text color="fg.muted">No DAG runs this job. JOB.py is the job file.</Text>
+        <Text color="fg.muted">{isStandalone ? "This server does not know Airflow: a DAG may run the job." : "No DAG that you may read runs this job."} JOB.py is the job file.</Text>
         <Command text={runCommand(jobRoot)} />
         <Command text={savepointCommand(jobRoot, false, "", "")} />
         <Command text={savepointCommand(jobRoot, true, "", "")} />
