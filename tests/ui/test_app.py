@@ -145,7 +145,8 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
     (operator,) = state["operators"]
     assert (operator["uid"], operator["subtasks"], operator["states"]) == ("sum", 2, ["total"])
     assert operator["metrics"]["rows_in"] == newest.operators["sum"].rows_in
-    assert operator["live_bytes"] == operator["metrics"]["live_bytes"] == state["live_bytes"] != None
+    assert state["live_bytes"] is not None
+    assert operator["live_bytes"] == operator["metrics"]["live_bytes"] == state["live_bytes"]
     assert [size["live_bytes"] for size in state["state_sizes"]][-1] == state["live_bytes"]
     assert [(source["uid"], source["offset"]) for source in state["sources"]] == [("rows", {"row": job.number})]
     records = _records(job)
