@@ -83,7 +83,7 @@ function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPa
   const selected = layout.nodes.find(({ key }) => key === query.get("node")) ?? null;
   return (
     <>
-      <Origin page={page} isChosen={query.get("checkpoint") !== null} />
+      <Origin page={page} isChosen={query.get("checkpoint") !== null} isOfRestore={entry !== null && !isCheckpoint(entry)} />
       <Text>A solid line has rows with keys, a broken line rows without keys.</Text>
       <GraphPicture
         layout={layout}
@@ -101,7 +101,7 @@ function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPa
 }
 
 /** Whose graph is shown, and whose numbers. */
-function Origin({ page, isChosen }: { page: GraphPage; isChosen: boolean }) {
+function Origin({ page, isChosen, isOfRestore }: { page: GraphPage; isChosen: boolean; isOfRestore: boolean }) {
   const { checkpoint_id: id, graph_generation: graph, checkpoint_generation: made, checkpoint_run: run } = page;
   // A restore is not a run: the graph is the one of the first run after it.
   const lacksOwn = isChosen && run !== null && made !== null && graph !== made;
@@ -120,7 +120,7 @@ function Origin({ page, isChosen }: { page: GraphPage; isChosen: boolean }) {
                 of <RunLink generation={made} run={run} />
               </>
             )}
-            {made !== null && run === null && ", which a restore made"}.
+            {isOfRestore && ", which a restore made"}.
           </>
         )}
       </Text>

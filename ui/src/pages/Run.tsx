@@ -30,7 +30,7 @@ export function Run({ address, base, family }: { address: string; base: string; 
           </Heading>
           <Failure run={page.run} />
           <Facts facts={[...startOf(page.run, family), ...workOf(page.run)]} />
-          {page.progress !== null && <Progress progress={page.progress} tryNumber={page.run.try_number} />}
+          {page.progress !== null && <Progress progress={page.progress} tryNumber={null} />}
           <Tries run={page.run} tries={page.tries} />
           <FailedStarts failures={page.failed_starts} />
           <Checkpoints page={page} base={base} />

@@ -131,6 +131,7 @@ it("says whose graph is shown, and whose numbers", async () => {
   expect(await show({ graph_generation: 14, graph_run: 3 }, "?checkpoint=12")).toContain("the nearest run after it");
   // Without a choice, the newest graph is wanted.
   expect(await show({ graph_generation: 14, graph_run: 3 }, "")).not.toContain("is not stored");
+  server.answers["jobs/flights/checkpoints/12"] = { entry: { ...restore, checkpoint_id: 12 }, description: null, operators: [], sources: [], ...CURRENT };
   expect(await show({ graph_generation: 14, graph_run: 3, checkpoint_generation: 13, checkpoint_run: null }, "?checkpoint=12")).toContain("checkpoint 12, which a restore made.");
 });
 
