@@ -31,6 +31,7 @@ from stateflow.checkpoint.log.documents import (
     is_position,
     seq_of,
     sort_records,
+    total_of,
 )
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
@@ -209,6 +210,8 @@ class OperatorDescription:
         subtasks: number of subtasks that have state.
         files: number of files.
         size_bytes: size of the state.
+        live_bytes: about the size of the keyed state without entries that were overwritten or deleted, which files
+            have until a compaction; None if it is not known.
         states: names of the keyed states.
         operator_states: names of the list states and broadcast states.
     """
@@ -217,6 +220,7 @@ class OperatorDescription:
     subtasks: int
     files: int
     size_bytes: int
+    live_bytes: int | None
     states: tuple[str, ...]
     operator_states: tuple[str, ...]
 
@@ -289,11 +293,17 @@ def operators_of(manifest: Manifest) -> tuple[OperatorDescription, ...]:
             len(o.subtasks),
             len(o.files),
             state_bytes([o]),
+            total_of([each.live_bytes for each in o.subtasks]) if o.subtasks else None,
             tuple(s.name for s in o.states),
             tuple(s.name for s in o.operator_states),
         )
         for o in manifest.operators
     )
+
+
+def live_bytes_of(record: CheckpointRecord) -> int | None:
+    """Returns the live size of all keyed state at a checkpoint; None if that of an operator is not known."""
+    return total_of([each.live_bytes for each in record.operators.values()]) if record.operators else None
 
 
 def list_points(job_root: str, newest: int = 1000) -> list[Entry]:

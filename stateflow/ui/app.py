@@ -37,7 +37,7 @@ from stateflow.ui.openapi import API, CSV, Endpoint, to_document
 from stateflow.ui.requests import Call, read_query
 from stateflow.ui.restores import RESTORE_ENDPOINTS, RestoreEndpoints
 from stateflow.ui.roots import Catalog, CatalogJob, Roots
-from stateflow.ui.runs import RUN_ENDPOINTS, RunEndpoints
+from stateflow.ui.runs import RUN_ENDPOINTS, RunEndpoints, StoredGraphs
 from stateflow.ui.savepoints import SAVEPOINT_ENDPOINTS, SavepointEndpoints
 from stateflow.ui.timeline import TIMELINE_ENDPOINTS, TimelineEndpoints
 
@@ -83,12 +83,13 @@ class PagesApi:
     def __init__(self, catalog: Catalog, policy: AccessPolicy, roots: Roots, dags: Dags | None = None) -> None:
         self._catalog = catalog
         self._policy = policy
-        jobs = JobEndpoints(catalog, roots)
+        graphs = StoredGraphs(roots)
+        jobs = JobEndpoints(catalog, roots, graphs)
         self._handlers: dict[str, Handler] = {
             **jobs.handlers(),
             **CheckpointEndpoints(roots).handlers(),
             **TimelineEndpoints(catalog, roots).handlers(),
-            **RunEndpoints(catalog, roots).handlers(),
+            **RunEndpoints(catalog, roots, graphs).handlers(),
             **SavepointEndpoints(roots).handlers(),
             **RestoreEndpoints(roots).handlers(),
             **JournalEndpoints(roots).handlers(),

@@ -6,18 +6,22 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+from stateflow.checkpoint.history import Integrity
 from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, Manifest, OperatorMetrics, OperatorState
 from stateflow.errors import ConfigError
 from stateflow.operations.checkpoints import (
+    ActionEntry,
     CheckpointDescription,
     CheckpointEntry,
     Entry,
     OperatorDescription,
     describe_manifest,
+    live_bytes_of,
     operators_of,
 )
-from stateflow.outputs import EventTime, Inline, Offset, OptionalText
+from stateflow.outputs import EventTime, Inline, Offset, OptionalId, OptionalText, Timestamp
 from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_of, state_of, version_of
 from stateflow.ui.openapi import Endpoint, Parameter
 from stateflow.ui.requests import FLAG, KIND, LIMIT, PAGE, TIMES, Call, comparable_time, to_cursor, wrong_value
@@ -96,6 +100,77 @@ def sources_at(manifest: Manifest | None) -> tuple[SourceStatus, ...]:
 
 
 @dataclass(frozen=True)
+class CheckpointSummary:
+    """A checkpoint in a list, whose size does not grow with operators and subtasks: its details have these.
+
+    Attributes:
+        kind: ``checkpoint``.
+        checkpoint_id: its id; 0 for an aborted checkpoint.
+        previous_checkpoint_id: for an aborted checkpoint, the id of the checkpoint before it; 0 otherwise.
+        generation: generation of its run.
+        run: number of its run.
+        ordinal: number of its barrier in that generation.
+        branch: generation of the restore that began its branch; 0 for the first one.
+        status: ``completed`` or ``aborted``.
+        failure: why it was aborted.
+        ended_at: when it completed or failed.
+        duration_ms: duration of its batches, plus the time from its barrier to its end.
+        rows_in: rows that it has read.
+        increment_bytes: bytes of state written for it.
+        full_bytes: bytes of all state that it refers to.
+        live_bytes: about the bytes of its keyed state without entries that were overwritten or deleted; None if they
+            are not known.
+        undone: whether a restore has undone it; None for an aborted checkpoint.
+        retained: whether the job keeps it, so that it can be restored.
+        integrity: whether its record is as it was recorded.
+    """
+
+    kind: Literal["checkpoint"]
+    checkpoint_id: OptionalId
+    previous_checkpoint_id: OptionalId
+    generation: int
+    run: int
+    ordinal: int
+    branch: OptionalId
+    status: str
+    failure: OptionalText
+    ended_at: Timestamp
+    duration_ms: float
+    rows_in: int
+    increment_bytes: int
+    full_bytes: int
+    live_bytes: int | None
+    undone: bool | None
+    retained: bool
+    integrity: Integrity | None
+
+
+def summary_of(entry: CheckpointEntry) -> CheckpointSummary:
+    """Returns what a list has of a checkpoint."""
+    record = entry.record
+    return CheckpointSummary(
+        kind=entry.kind,
+        checkpoint_id=entry.checkpoint_id,
+        previous_checkpoint_id=entry.previous_checkpoint_id,
+        generation=record.generation,
+        run=record.run,
+        ordinal=record.ordinal,
+        branch=record.branch,
+        status=record.status,
+        failure=record.failure,
+        ended_at=record.ended_at,
+        duration_ms=record.duration_ms,
+        rows_in=record.rows_in,
+        increment_bytes=record.increment_bytes,
+        full_bytes=record.full_bytes,
+        live_bytes=live_bytes_of(record),
+        undone=entry.undone,
+        retained=entry.retained,
+        integrity=entry.integrity,
+    )
+
+
+@dataclass(frozen=True)
 class PointPage:
     """A page of the points of a job, newest first: checkpoints, also aborted ones, and restores.
 
@@ -105,7 +180,7 @@ class PointPage:
         freshness: how current this is.
     """
 
-    points: tuple[Entry, ...]
+    points: tuple[CheckpointSummary | ActionEntry, ...]
     next_cursor: OptionalText
     freshness: Inline[Freshness]
 
@@ -166,7 +241,7 @@ def point_page(
         limit: largest number of points.
     """
     snapshot = reading.value
-    found: list[Entry] = []
+    found: list[CheckpointSummary | ActionEntry] = []
     last: PointKey | None = None
     for point in reversed(snapshot.points) if snapshot else ():
         if before is not None and point.key >= before:
@@ -176,7 +251,8 @@ def point_page(
             continue
         if len(found) == limit:
             return PointPage(tuple(found), "", freshness_of(snapshot, reading)), last
-        found.append(snapshot.entry_of(point))
+        entry = snapshot.entry_of(point)
+        found.append(summary_of(entry) if isinstance(entry, CheckpointEntry) else entry)
         last = point.key
     return PointPage(tuple(found), "", freshness_of(snapshot, reading)), None
 
@@ -192,7 +268,9 @@ class SubtaskDetails:
         backend: the backend that wrote the state.
         files: number of files.
         size_bytes: size of the state.
+        live_bytes: about the size of the entries that were neither overwritten nor deleted; None if it is not known.
         state_entries: number of entries; None if it is not known.
+        live_entries: at least so many entries were neither overwritten nor deleted; None if that is not known.
     """
 
     subtask: int
@@ -201,7 +279,9 @@ class SubtaskDetails:
     backend: str
     files: int
     size_bytes: int
+    live_bytes: int | None
     state_entries: int | None
+    live_entries: int | None
 
 
 @dataclass(frozen=True)
@@ -299,7 +379,9 @@ def _operator_details(operator: OperatorState, status: OperatorStatus) -> Operat
                 backend=each.backend,
                 files=len(each.files),
                 size_bytes=sum(file.size for file in each.files) + len(each.inline or b""),
+                live_bytes=each.live_bytes,
                 state_entries=each.entries,
+                live_entries=each.live_entries,
             )
             for each in operator.subtasks
         ),

@@ -9,20 +9,29 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE
-from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import (
+    COMPLETED,
+    CheckpointRecord,
+    Manifest,
+    PublishedOutput,
+    SinkMetrics,
+    total_of,
+)
 from stateflow.checkpoint.log.transitions import pending_of
-from stateflow.operations.checkpoints import CheckpointEntry
+from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, live_bytes_of
 from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
 from stateflow.operations.job_savepoints import SinkPosition
 from stateflow.operations.status import JobDescription, RunFailure
 from stateflow.outputs import ErrorReport, Inline, OptionalId, OptionalText, Timestamp, error_report
 from stateflow.runtime.backlog import NOT_MEASURED, JobBacklog
+from stateflow.runtime.planning.explain import JobExplanation
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, find_point, operators_at, sources_at
 from stateflow.ui.openapi import Endpoint
 from stateflow.ui.requests import CURSOR, Call, limit_parameter, to_cursor
 from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
-from stateflow.ui.runs import RunSummary, runs_of
+from stateflow.ui.runs import RunSummary, StoredGraphs, runs_of
 from stateflow.ui.savepoints import LastSavepoint, last_savepoint
 from stateflow.ui.snapshots import Extent, Snapshot
 
@@ -61,11 +70,14 @@ class StateSize:
         checkpoint_id: id of the checkpoint.
         ended_at: when it completed.
         full_bytes: bytes of all state that it refers to.
+        live_bytes: about the bytes of its keyed state without entries that were overwritten or deleted; None if they
+            are not known.
     """
 
     checkpoint_id: int
     ended_at: Timestamp
     full_bytes: int
+    live_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,8 @@ class JobRow:
         label: label of the checkpoint or savepoint that the next run starts from.
         committed_at: when that checkpoint was committed.
         full_bytes: bytes of all state of the newest checkpoint; None without one, and if its manifest is damaged.
+        live_bytes: about the bytes of its keyed state without entries that were overwritten or deleted; None if they
+            are not known.
         state_sizes: sizes of the newest checkpoints that no restore has undone, oldest first.
         backlog: how much input waited when a run last measured it, at `measured_at`; None if no run has since the
             newest restore.
@@ -108,6 +122,7 @@ class JobRow:
     label: OptionalText
     committed_at: Timestamp
     full_bytes: int | None
+    live_bytes: int | None
     state_sizes: tuple[StateSize, ...]
     backlog: JobBacklog | None
     backlog_unknown: OptionalText
@@ -168,6 +183,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         label=description.label if description else "",
         committed_at=checkpoint.at if checkpoint else "",
         full_bytes=position.manifest.full_bytes if position and position.manifest else None,
+        live_bytes=_live_bytes(position.manifest) if position and position.manifest else None,
         state_sizes=sizes,
         backlog=backlog,
         backlog_unknown="" if backlog else not_measured(job.job_root),
@@ -180,6 +196,11 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     )
 
 
+def _live_bytes(manifest: Manifest) -> int | None:
+    sizes = [subtask.live_bytes for operator in manifest.operators for subtask in operator.subtasks]
+    return total_of(sizes) if sizes else None
+
+
 def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
     found = 0
     for point in reversed(snapshot.points):
@@ -188,7 +209,7 @@ def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
             return
         if isinstance(record, CheckpointRecord) and record.status == COMPLETED and not snapshot.is_undone(point):
             found += 1
-            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes)
+            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes, live_bytes_of(record))
 
 
 def _newest_checkpoint(snapshot: Snapshot) -> CheckpointEntry | None:
@@ -207,16 +228,49 @@ def _newest_checkpoint(snapshot: Snapshot) -> CheckpointEntry | None:
 
 
 @dataclass(frozen=True)
-class PendingSink:
-    """Output of a checkpoint that is not known to be published.
+class SinkStatus:
+    """A sink at the newest checkpoint.
 
     Attributes:
-        uid: the sink.
-        checkpoint_id: the checkpoint.
+        position: the position of its table.
+        description: its kind with its target, as the newest stored graph has it; null if no run has stored a graph.
+        metrics: what was published with the newest checkpoint; None if it had no output, or that was not recorded.
+        pending_checkpoint_ids: the checkpoints whose output is not known to be published, oldest first.
     """
 
-    uid: str
-    checkpoint_id: OptionalId
+    position: Inline[SinkPosition]
+    description: OptionalText
+    metrics: SinkMetrics | None
+    pending_checkpoint_ids: tuple[int, ...]
+
+
+def sinks_at(head: Head, record: CheckpointRecord | None, graph: JobExplanation | None) -> dict[str, SinkStatus]:
+    """Returns the sinks, by uid.
+
+    Args:
+        head: the newest log entry.
+        record: the record of the newest checkpoint.
+        graph: the newest stored graph.
+    """
+    chains = [chain for level in graph.levels for chain in level.chains] if graph else []
+    described = {sink.uid: sink.sink for chain in chains for sink in chain.sinks}
+    published, pending, metrics = head.entry.published, pending_of(head), record.sinks if record else {}
+    return {
+        uid: SinkStatus(
+            position=_sink_position(published.get(uid)),
+            description=described.get(uid, ""),
+            metrics=metrics.get(uid),
+            pending_checkpoint_ids=tuple(each.checkpoint_id for each in pending if each.sink == uid),
+        )
+        for uid in sorted({*published, *metrics, *(each.sink for each in pending)})
+    }
+
+
+def _sink_position(published: PublishedOutput | None) -> SinkPosition:
+    if published is None:
+        return SinkPosition("", None, 0)
+    version = published.version if published.version >= 0 else None
+    return SinkPosition(published.table_id, version, published.checkpoint_id)
 
 
 @dataclass(frozen=True)
@@ -228,11 +282,12 @@ class JobState:
         description: its status; None if no run has begun.
         newest: the entry of the checkpoint that the next run starts from; of one that a restore has made, that of the
             checkpoint that was restored. None without one, for another job's, and if the history has no record of it.
+        restore: the restore that has made the position, with who requested and approved it; None if a run has made it
+            since, and if the history has no record of the restore.
         runs: the newest runs, newest first.
         operators: the operators at the newest checkpoint.
         sources: the sources at the newest checkpoint.
-        sinks: the position of each sink's table, by uid.
-        pending: output that is not known to be published.
+        sinks: the sinks, by uid.
         undone_count: number of the checkpoints in the history that restores have undone.
         history_changed: the error about records of the history that are not as the log recorded them; None if all are.
     """
@@ -240,11 +295,11 @@ class JobState:
     row: Inline[JobRow]
     description: JobDescription | None
     newest: CheckpointEntry | None
+    restore: ActionEntry | None
     runs: tuple[RunSummary, ...]
     operators: tuple[OperatorStatus, ...]
     sources: tuple[SourceStatus, ...]
-    sinks: dict[str, SinkPosition]
-    pending: tuple[PendingSink, ...]
+    sinks: dict[str, SinkStatus]
     undone_count: int
     history_changed: ErrorReport | None
 
@@ -252,30 +307,45 @@ class JobState:
 _NEWEST_RUNS = 20
 
 
-def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobState:
-    """Returns the state of a job; the arguments are those of `job_row`."""
+def job_state(
+    job: CatalogJob, reading: Reading[Snapshot], known: Orchestration, graph: JobExplanation | None = None
+) -> JobState:
+    """Returns the state of a job.
+
+    Args:
+        job: the job.
+        reading: its job root.
+        known: what the orchestrator knows of it.
+        graph: its newest stored graph; None if none is stored.
+    """
     snapshot, row = reading.value, job_row(job, reading, known)
     if snapshot is None or snapshot.position is None:
-        return JobState(row, None, None, (), (), (), {}, (), 0, None)
+        return JobState(row, None, None, None, (), (), (), {}, 0, None)
     position = snapshot.position
-    head, manifest = position.head.entry, position.manifest
+    manifest = position.manifest
     newest = _newest_checkpoint(snapshot)
     changed = snapshot.check.error()
     return JobState(
         row=row,
         description=position.description,
         newest=newest,
+        restore=_restore_of_position(snapshot),
         runs=tuple(reversed(runs_of(snapshot, known.dag_ids)))[:_NEWEST_RUNS],
         operators=operators_at(manifest, newest.record if newest else None),
         sources=sources_at(manifest),
-        sinks={
-            uid: SinkPosition(s.table_id, s.version if s.version >= 0 else None, s.checkpoint_id)
-            for uid, s in sorted(head.published.items())
-        },
-        pending=tuple(PendingSink(each.sink, each.checkpoint_id) for each in pending_of(position.head)),
-        undone_count=_undone_count(snapshot) if head.ancestry.restores else 0,
+        sinks=sinks_at(position.head, newest.record if newest else None, graph),
+        undone_count=_undone_count(snapshot) if position.head.entry.ancestry.restores else 0,
         history_changed=error_report(changed) if changed else None,
     )
+
+
+def _restore_of_position(snapshot: Snapshot) -> ActionEntry | None:
+    """Returns the restore that has made the position; None if a run has made a checkpoint since."""
+    head = snapshot.position.head if snapshot.position else None
+    newest = head.entry.ancestry.restores[-1].seq if head and head.entry.ancestry.restores else 0
+    # A checkpoint of a run after the restore has a higher number than its CLAIM.
+    entry = find_point(snapshot, newest) if head and head.checkpoint_id <= newest else None
+    return entry if isinstance(entry, ActionEntry) else None
 
 
 def _undone_count(snapshot: Snapshot) -> int:
@@ -302,11 +372,13 @@ class JobEndpoints:
     Args:
         catalog: the job roots.
         roots: follows them.
+        graphs: reads the graphs that runs have stored.
     """
 
-    def __init__(self, catalog: Catalog, roots: Roots) -> None:
+    def __init__(self, catalog: Catalog, roots: Roots, graphs: StoredGraphs) -> None:
         self._catalog = catalog
         self._roots = roots
+        self._graphs = graphs
 
     def handlers(self) -> dict[str, Handler]:
         """Returns what answers each endpoint, by its path."""
@@ -340,5 +412,10 @@ class JobEndpoints:
     async def _job(self, call: Call) -> Answer:
         job = call.job
         reading = await self._roots.read(job)
-        known = self._catalog.orchestration_of(job.id)
-        return Answer([version_of(job, reading), repr(known)], lambda: job_state(job, reading, known))
+        known, snapshot = self._catalog.orchestration_of(job.id), reading.value
+        stored = None
+        if snapshot is not None and snapshot.position is not None:
+            stored = (await self._graphs.read(job, snapshot, snapshot.position.head.entry.generation)).value
+        start, graph = (stored.start, stored.graph) if stored else (None, None)
+        versions = [version_of(job, reading), repr(known), str(start and start.seq)]
+        return Answer(versions, lambda: job_state(job, reading, known, graph))

@@ -20,16 +20,25 @@ from stateflow.checkpoint.log.documents import (
 )
 from stateflow.checkpoint.restore.plan_document import difference_of_texts
 from stateflow.errors import ConfigError
-from stateflow.operations.checkpoints import CheckpointEntry
+from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, Entry
 from stateflow.operations.restore_previews import KnownHistory, read_run_graph
 from stateflow.operations.status import RunFailure
 from stateflow.outputs import EventTime, Inline, OptionalId, OptionalText, Person, Timestamp
 from stateflow.runtime.planning.explain import JobExplanation
 from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_of, state_of, version_of
-from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, find_point, no_checkpoint, operators_at, sources_at
+from stateflow.ui.checkpoints import (
+    CheckpointSummary,
+    OperatorStatus,
+    SourceStatus,
+    find_point,
+    no_checkpoint,
+    operators_at,
+    sources_at,
+    summary_of,
+)
 from stateflow.ui.openapi import Endpoint, Parameter
 from stateflow.ui.requests import Call
-from stateflow.ui.roots import Calls, Catalog, Reading, Roots
+from stateflow.ui.roots import Calls, Catalog, CatalogJob, Reading, Roots
 from stateflow.ui.snapshots import Snapshot
 
 _MOST_RUN_FILES = 16
@@ -255,7 +264,7 @@ class RunPage:
     tries: tuple[RunSummary, ...]
     failed_starts: tuple[RunFailure, ...]
     progress: RunProgress | None
-    checkpoints: tuple[CheckpointEntry, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
     older: bool
     may_read_code: bool
     job_file: str | None
@@ -286,7 +295,10 @@ def run_page(
     if files is not None and previous and previous == run.job_file_sha256:
         difference = ""
     elif before is not None and found.own is not None and found.previous is not None:
-        names = f"{before.text('job_file')} of generation {before.seq}", f"{run.job_file} of generation {generation}"
+        names = (
+            f"{before.text('job_file')} of {_name_of(before.number('run'), before.seq)}",
+            f"{run.job_file} of {_name_of(run.run, generation)}",
+        )
         difference = difference_of_texts(found.previous, found.own, names)
     checkpoints = _checkpoints(snapshot, generation)
     return RunPage(
@@ -304,6 +316,10 @@ def run_page(
     )
 
 
+def _name_of(run: int | None, generation: int) -> str:
+    return f"the run of generation {generation}" if run is None else f"run {run}"
+
+
 def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
     own = run.attempt
     if own is None:
@@ -318,7 +334,7 @@ def _failed_starts(snapshot: Snapshot, runs: Sequence[RunSummary], generation: i
     return tuple(_failure(record) for record in failed if before <= record.seq < generation)[-_MOST_TRIES:]
 
 
-def _checkpoints(snapshot: Snapshot, generation: int) -> tuple[CheckpointEntry, ...]:
+def _checkpoints(snapshot: Snapshot, generation: int) -> tuple[CheckpointSummary, ...]:
     """Returns the newest checkpoints of a run, newest first, and one more than a page has."""
     own = (
         point
@@ -326,17 +342,24 @@ def _checkpoints(snapshot: Snapshot, generation: int) -> tuple[CheckpointEntry, 
         if isinstance(point.record, CheckpointRecord) and point.record.generation == generation
     )
     entries = map(snapshot.entry_of, itertools.islice(own, _MOST_CHECKPOINTS + 1))
-    return tuple(each for each in entries if isinstance(each, CheckpointEntry))
+    return tuple(summary_of(each) for each in entries if isinstance(each, CheckpointEntry))
 
 
 @dataclass(frozen=True)
 class GraphPage:
     """The graph of a job, with what its operators and sources had at a checkpoint.
 
+    The graph of a chosen checkpoint is the one of the run that made it; of a checkpoint that a restore made, the one of
+    the first run after the restore. Without a choice, it is the newest run's. If that run has stored no graph, it is
+    the one of the nearest run before it, or else of the nearest run after it.
+
     Attributes:
-        graph: the graph that the newest run has stored, without states; None if none is stored.
-        generation: generation of that run.
+        graph: the stored graph, without states; None if none is stored.
+        graph_generation: generation of the run whose graph it is.
+        graph_run: number of that run.
         checkpoint_id: the checkpoint.
+        checkpoint_generation: generation of the run, or the restore, that made it; null if it is not known.
+        checkpoint_run: number of that run; None for a restore, and if it is not known.
         operators: the operators at the checkpoint, if the job keeps it.
         watermarks: the watermark of each operator that has one, by uid.
         sources: the sources at the checkpoint, if the job keeps it.
@@ -344,12 +367,91 @@ class GraphPage:
     """
 
     graph: JobExplanation | None
-    generation: OptionalId
+    graph_generation: OptionalId
+    graph_run: int | None
     checkpoint_id: OptionalId
+    checkpoint_generation: OptionalId
+    checkpoint_run: int | None
     operators: tuple[OperatorStatus, ...]
     watermarks: dict[str, EventTime]
     sources: tuple[SourceStatus, ...]
     freshness: Inline[Freshness]
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """The graph that a run has stored.
+
+    Attributes:
+        graph: the graph; None if none can be read.
+        start: the record of the run's start; None without a graph.
+    """
+
+    graph: JobExplanation | None
+    start: ActionRecord | None
+
+
+class StoredGraphs:
+    """Reads the graphs that runs have stored.
+
+    Args:
+        roots: follows the job roots.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        # A run stores its files after its record.
+        self._read: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
+
+    async def read(self, job: CatalogJob, snapshot: Snapshot, generation: int) -> Reading[StoredGraph]:
+        """Returns the graph of a run, or of the nearest one with a graph: the newest before it, or the oldest after it.
+
+        Args:
+            job: the job.
+            snapshot: its job root.
+            generation: generation of the run.
+        """
+        root, starts = snapshot.root, _starts_by_distance(snapshot, generation)
+
+        def read() -> StoredGraph:
+            for start in starts:
+                if (graph := read_run_graph(root, start)) is not None:
+                    return StoredGraph(graph, start)
+            return StoredGraph(None, None)
+
+        return await self._read.read((job.job_root, root.job.job_uuid, *(str(each.seq) for each in starts)), read)
+
+
+_MOST_GRAPHS = 8
+"""Runs whose graphs are tried: a graph that is not stored costs a request."""
+
+
+def _starts_by_distance(snapshot: Snapshot, generation: int) -> list[ActionRecord]:
+    """Returns the starts of runs that have stored a graph: those up to a generation, newest first, then later ones.
+
+    One graph of several runs is tried once.
+    """
+    starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.text("graph_sha256")]
+    before = sorted((each for each in starts if each.seq <= generation), key=lambda each: -each.seq)
+    after = sorted((each for each in starts if each.seq > generation), key=lambda each: each.seq)
+    by_graph: dict[str, ActionRecord] = {}
+    for each in (*before, *after):
+        by_graph.setdefault(each.text("graph_sha256"), each)
+    return list(by_graph.values())[:_MOST_GRAPHS]
+
+
+def _generation_of(entry: Entry | None, manifest: Manifest | None) -> int:
+    """Returns the generation of the run or restore that made a checkpoint; 0 if it is not known."""
+    if isinstance(entry, CheckpointEntry):
+        return entry.record.generation
+    return entry.record.seq if entry is not None else manifest.generation if manifest is not None else 0
+
+
+def _generation_of_graph(snapshot: Snapshot, entry: Entry | None, made_by: int) -> int:
+    """Returns the generation of the run whose graph fits a checkpoint: a restore may have changed the graph."""
+    if not isinstance(entry, ActionEntry):
+        return made_by
+    starts = (a.record.seq for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq > made_by)
+    return min(starts, default=made_by)
 
 
 def graph_page(
@@ -366,24 +468,19 @@ def graph_page(
     snapshot, found = reading.value, manifest.value if manifest else None
     entry = find_point(snapshot, checkpoint_id) if snapshot and checkpoint_id else None
     record = entry.record if isinstance(entry, CheckpointEntry) else None
-    stored = graph.value or StoredGraph(None, 0)
+    stored = graph.value or StoredGraph(None, None)
     return GraphPage(
         graph=stored.graph,
-        generation=stored.generation if stored.graph else 0,
+        graph_generation=stored.start.seq if stored.start else 0,
+        graph_run=stored.start.number("run") if stored.start else None,
         checkpoint_id=checkpoint_id,
+        checkpoint_generation=_generation_of(entry, found),
+        checkpoint_run=record.run if record else None,
         operators=operators_at(found, record),
         watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
         sources=sources_at(found),
         freshness=freshness_of(snapshot, reading, graph, *([manifest] if manifest else [])),
     )
-
-
-@dataclass(frozen=True)
-class StoredGraph:
-    """The graph that a run has stored; None if it cannot be read."""
-
-    graph: JobExplanation | None
-    generation: int
 
 
 def history_of(snapshot: Snapshot) -> KnownHistory:
@@ -404,13 +501,14 @@ class RunEndpoints:
     Args:
         catalog: the job roots.
         roots: follows them.
+        graphs: reads the graphs that runs have stored.
     """
 
-    def __init__(self, catalog: Catalog, roots: Roots) -> None:
+    def __init__(self, catalog: Catalog, roots: Roots, graphs: StoredGraphs) -> None:
         self._catalog = catalog
         self._roots = roots
+        self._graphs = graphs
         # A run stores its files after its record.
-        self._graphs: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
         self._run_files: Calls[RunFiles] = Calls(roots, timedelta(seconds=10), _MOST_RUN_FILES)
 
     def handlers(self) -> dict[str, Handler]:
@@ -423,17 +521,16 @@ class RunEndpoints:
         reading, snapshot, position = await self._roots.read_position(job)
         checkpoint_id = wanted or position.head.checkpoint_id
         ref = position.entries.refs.get(checkpoint_id)
-        if ref is None and checkpoint_id and find_point(snapshot, checkpoint_id) is None:
+        entry = find_point(snapshot, checkpoint_id) if checkpoint_id else None
+        if ref is None and checkpoint_id and entry is None:
             raise Refused(404, no_checkpoint(checkpoint_id))
-        run, root = history_of(snapshot).newest_run, snapshot.root
-        generation = run.seq if run else 0
-
-        def read() -> StoredGraph:
-            return StoredGraph(read_run_graph(root, run) if run else None, generation)
-
-        graph = await self._graphs.read((job.job_root, root.job.job_uuid, str(generation)), read)
         manifest = await self._roots.read_manifest(job, snapshot, ref) if ref else None
-        states = [state_of(graph), str(graph.value and graph.value.graph is None)]
+        generation = position.head.entry.generation
+        if wanted:
+            made_by = _generation_of(entry, manifest.value if manifest else None)
+            generation = _generation_of_graph(snapshot, entry, made_by)
+        graph = await self._graphs.read(job, snapshot, generation)
+        states = [state_of(graph), str(graph.value and graph.value.start and graph.value.start.seq)]
         versions = [version_of(job, reading), *states, *([state_of(manifest)] if manifest else [])]
         return Answer(versions, lambda: graph_page(reading, checkpoint_id, manifest, graph))
 

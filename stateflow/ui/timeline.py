@@ -9,55 +9,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stateflow.checkpoint.history import FAILURE, RUN_START, Integrity
+from stateflow.checkpoint.history import FAILURE, RUN_START
 from stateflow.checkpoint.log.documents import CheckpointRecord, Record
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry
-from stateflow.outputs import Inline, OptionalId, OptionalText, Timestamp
+from stateflow.outputs import Inline, OptionalText
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
+from stateflow.ui.checkpoints import CheckpointSummary, summary_of
 from stateflow.ui.openapi import Endpoint
 from stateflow.ui.requests import CURSOR, Call, limit_parameter, to_cursor
 from stateflow.ui.roots import Catalog, Reading, Roots
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.snapshots import Action, Point, PointKey, Snapshot
-
-
-@dataclass(frozen=True)
-class TimelinePoint:
-    """A checkpoint on the timeline; all of it is in the list of points.
-
-    Attributes:
-        checkpoint_id: its id; 0 for an aborted checkpoint.
-        previous_checkpoint_id: for an aborted checkpoint, the id of the checkpoint before it; 0 otherwise.
-        generation: generation of its run.
-        run: number of its run.
-        ordinal: number of its barrier in that generation.
-        branch: generation of the restore that began its branch; 0 for the first one.
-        status: ``completed`` or ``aborted``.
-        ended_at: when it completed or failed.
-        duration_ms: duration of its batches, plus the time from its barrier to its end.
-        rows_in: rows that it has read.
-        increment_bytes: bytes of state written for it.
-        full_bytes: bytes of all state that it refers to.
-        undone: whether a restore has undone it; None for an aborted checkpoint.
-        retained: whether the job keeps it, so that it can be restored.
-        integrity: whether its record is as it was recorded.
-    """
-
-    checkpoint_id: OptionalId
-    previous_checkpoint_id: OptionalId
-    generation: int
-    run: int
-    ordinal: int
-    branch: OptionalId
-    status: str
-    ended_at: Timestamp
-    duration_ms: float
-    rows_in: int
-    increment_bytes: int
-    full_bytes: int
-    undone: bool | None
-    retained: bool
-    integrity: Integrity | None
 
 
 @dataclass(frozen=True)
@@ -74,7 +36,7 @@ class TimelinePage:
     """
 
     runs: tuple[RunSummary, ...]
-    checkpoints: tuple[TimelinePoint, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
     actions: tuple[ActionEntry, ...]
     older: bool
     next_cursor: OptionalText
@@ -124,7 +86,7 @@ def timeline_page(
     entries = map(snapshot.entry_of, shown_points)
     return TimelinePage(
         runs=_runs_of(runs_of(snapshot, dag_ids), shown, is_first=before is None),
-        checkpoints=tuple(_timeline_point(each) for each in entries if isinstance(each, CheckpointEntry)),
+        checkpoints=tuple(summary_of(each) for each in entries if isinstance(each, CheckpointEntry)),
         # The start of a run is in the summary of the run.
         actions=tuple(snapshot.entries_of(each for each in shown_actions if each.record.kind != RUN_START)),
         older=more or snapshot.truncated,
@@ -158,27 +120,6 @@ def _generation_of(record: Record) -> int:
     if isinstance(record, CheckpointRecord):
         return record.generation
     return record.seq if record.kind in (RUN_START, FAILURE) else 0
-
-
-def _timeline_point(entry: CheckpointEntry) -> TimelinePoint:
-    record = entry.record
-    return TimelinePoint(
-        checkpoint_id=entry.checkpoint_id,
-        previous_checkpoint_id=entry.previous_checkpoint_id,
-        generation=record.generation,
-        run=record.run,
-        ordinal=record.ordinal,
-        branch=record.branch,
-        status=record.status,
-        ended_at=record.ended_at,
-        duration_ms=record.duration_ms,
-        rows_in=record.rows_in,
-        increment_bytes=record.increment_bytes,
-        full_bytes=record.full_bytes,
-        undone=entry.undone,
-        retained=entry.retained,
-        integrity=entry.integrity,
-    )
 
 
 _LIMIT = limit_parameter(500, 2000)

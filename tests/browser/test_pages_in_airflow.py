@@ -259,7 +259,7 @@ def test_a_form_of_another_site_starts_nothing(site: Site, kind: str) -> None:
     ("name", "address", "begin", "height"),
     [
         ("airflow-state", f"dags/{FLIGHTS}/plugin/stateflow-state", ".stateflow", 900),
-        ("airflow-card", "", "section[aria-label='Jobs of stateflow']", 115),
+        ("airflow-card", "", "section[aria-label='Stateflow jobs']", 115),
     ],
 )
 def test_a_part_of_airflows_page_looks_as_in_its_picture(

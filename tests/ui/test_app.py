@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import quote
 import httpx
 import jsonschema
 import pytest
+from msgspec import structs
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
@@ -33,7 +35,7 @@ from stateflow.checkpoint.history import (
     record_failed_start,
     write_action,
 )
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin, RunProgress
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin, PendingOutput, RunProgress
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.progress import write_progress
@@ -41,6 +43,7 @@ from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, NotYetAvailable, Unauthorized, UserCodeError
+from stateflow.operations.checkpoints import CheckpointEntry
 from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
@@ -51,9 +54,9 @@ from stateflow.ui.access import TokenPolicy, Viewer
 from stateflow.ui.answers import Answer, Bodies
 from stateflow.ui.app import ENDPOINTS, make_app
 from stateflow.ui.catalog import RootCatalog
-from stateflow.ui.checkpoints import CheckpointPage, PointPage
+from stateflow.ui.checkpoints import CheckpointPage, PointPage, summary_of
 from stateflow.ui.dags import DAG_ENDPOINTS, DagJobs, JobFamily
-from stateflow.ui.jobs import JobList, JobState
+from stateflow.ui.jobs import JobList, JobState, sinks_at
 from stateflow.ui.journal import OMITTED, JournalKind, JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.requests import to_cursor
@@ -143,6 +146,9 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
     (operator,) = state["operators"]
     assert (operator["uid"], operator["subtasks"], operator["states"]) == ("sum", 2, ["total"])
     assert operator["metrics"]["rows_in"] == newest.operators["sum"].rows_in
+    assert state["live_bytes"] is not None
+    assert operator["live_bytes"] == operator["metrics"]["live_bytes"] == state["live_bytes"]
+    assert [size["live_bytes"] for size in state["state_sizes"]][-1] == state["live_bytes"]
     assert [(source["uid"], source["offset"]) for source in state["sources"]] == [("rows", {"row": job.number})]
     records = _records(job)
     runs = {run["generation"]: run for run in state["runs"]}
@@ -152,6 +158,50 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
         assert runs[generation]["rows_in"] == sum(r.rows_in for r in own)
     assert [run["generation"] for run in state["runs"]] == sorted(runs, reverse=True)
     assert state["undone_count"] == len(records) - len(job.checkpoints)
+
+
+def test_a_sink_has_its_position_its_target_and_what_the_newest_checkpoint_published(
+    job: PagesJob, planned: PagesJob
+) -> None:
+    for each, is_described in ((job, False), (planned, True)):
+        (newest,) = _records(each)[-1:]
+        sinks = Pages.of(each).get("jobs/job", JobState)["sinks"]
+        assert sinks.keys() == {"out"}
+        sink = sinks["out"]
+        assert (sink["checkpoint_id"], sink["pending_checkpoint_ids"]) == (newest.checkpoint_id, [])
+        assert sink["metrics"] == to_object(newest.sinks["out"]) and sink["metrics"]["rows"] == newest.rows_out["out"]
+        # Only a stored graph tells of the target.
+        assert (sink["description"] is not None) is is_described
+
+
+def test_output_that_is_not_known_to_be_published_is_shown_with_its_checkpoints(job: PagesJob) -> None:
+    head = job.root.head()
+    pending = [
+        PendingOutput(checkpoint_id=id, sink=sink, committables=[]) for id, sink in ((3, "out"), (0, "out"), (4, "new"))
+    ]
+    found = sinks_at(replace(head, entry=structs.replace(head.entry, pending=pending)), None, None)
+    assert found["out"].pending_checkpoint_ids == (3, head.entry.seq)
+    # Nothing of this sink was published yet.
+    assert (found["new"].pending_checkpoint_ids, found["new"].position.table_id) == ((4,), "")
+
+
+def test_a_row_of_a_list_does_not_grow_with_operators_and_subtasks(job: PagesJob, pages: Pages) -> None:
+    (record,) = _records(job)[-1:]
+    metrics = record.operators["sum"]
+    assert metrics.busiest and metrics.spread
+    rows = [
+        to_object(summary_of(CheckpointEntry("checkpoint", 1, 0, False, True, None, each)))
+        for each in (record, structs.replace(record, operators={f"o{n}": metrics for n in range(200)}))
+    ]
+    assert [len(json.dumps({**row, "live_bytes": 0})) for row in rows] == [
+        len(json.dumps({**rows[0], "live_bytes": 0}))
+    ] * 2
+    run = record.generation
+    for path in ("jobs", "jobs/job/points", "jobs/job/timeline", f"jobs/job/runs/{run}", "jobs/job/journal"):
+        text = pages.http.get(f"/api/v1/{path}").text
+        assert str(record.checkpoint_id) in text or path.endswith("journal"), path
+        assert not any(f'"{name}"' in text for name in ("busiest", "spread", "operators", "sinks")), path
+    assert '"busiest"' in pages.http.get(f"/api/v1/jobs/job/checkpoints/{record.checkpoint_id}").text
 
 
 def test_after_a_restore_the_newest_checkpoint_is_the_one_that_was_restored(tmp_path: Path) -> None:
@@ -174,9 +224,14 @@ def test_after_a_restore_the_newest_checkpoint_is_the_one_that_was_restored(tmp_
         (operator,) = state["operators"]
         assert operator["metrics"]["rows_in"] == records[first].operators["sum"].rows_in == 4, target
         assert state["undone_count"] == len(records) - 1, target
+        restore = state["restore"]
+        assert (restore["kind"], restore["seq"]) == ("restore", state["generation"]), target
+        people = restore["by"]["name"], restore["requested_by"]["name"], restore["reason"], restore["note"]
+        assert people == ("oscar", "uma", "wrong rows", "looks right"), target
+        assert restore["ended_at"] > state["committed_at"], target
     again = job.grow(8)
     state = pages.get("jobs/job", JobState)
-    assert (state["newest"]["checkpoint_id"], state["run"]) == (again, 4)
+    assert (state["newest"]["checkpoint_id"], state["run"], state["restore"]) == (again, 4, None)
 
 
 def test_the_timeline_has_runs_undone_branches_and_the_restore_with_both_people(job: PagesJob, pages: Pages) -> None:
@@ -968,7 +1023,13 @@ def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(
     (chain,) = [chain for level in page["graph"]["levels"] for chain in level["chains"]]
     assert (chain["uid"], chain["states"], [sink["uid"] for sink in chain["sinks"]]) == ("sum", None, ["out"])
     assert [source["uid"] for source in page["graph"]["sources"]] == ["rows"]
-    assert (page["checkpoint_id"], page["generation"]) == (kept[-1], planned.root.head().entry.generation)
+    newest = planned.root.head().entry.generation
+    assert (page["checkpoint_id"], page["graph_generation"], page["checkpoint_generation"]) == (
+        kept[-1],
+        newest,
+        newest,
+    )
+    assert (page["graph_run"], page["checkpoint_run"]) == (2, 2)
     records = {record.checkpoint_id: record for record in _records(planned)}
     for checkpoint in kept[:2]:
         at = pages.get("jobs/job/graph", GraphPage, checkpoint_id=checkpoint)
@@ -980,9 +1041,52 @@ def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(
     assert _error(pages, "jobs/job/graph", checkpoint_id="x")[0] == 422
 
 
+class ChangedGraph(PagesJob):
+    """A job whose sinks change from run to run."""
+
+    sinks: tuple[str, ...] = ("out",)
+
+    def build(self, env: StreamExecutionEnvironment) -> None:
+        rows = [Row("abc"[at % 3], at) for at in range(self.number)]
+        summed = env.from_source(Growing(rows, Row), uid="rows").key_by("key").process(Sum(), output=Row, uid="sum")
+        for name in self.sinks:
+            summed.sink_to(self.sink(name), uid=name)
+
+
+def test_an_old_checkpoint_has_the_graph_of_its_run_or_of_the_nearest_one(tmp_path: Path) -> None:
+    job = ChangedGraph(tmp_path)
+    file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    # The first and the third run store no graph.
+    made = []
+    for sinks, stored in ((("out",), None), (("out", "copy"), file), (("out",), None), (("out", "last"), file)):
+        job.sinks, job.file = sinks, stored
+        made.append(job.grow())
+    pages, generations = Pages.of(job, fresh=_AT_ONCE), [r.generation for r in _records(job)]
+
+    def graph(**query: int) -> tuple[set[str], int, int, int, int]:
+        page = pages.get("jobs/job/graph", GraphPage, **query)
+        sinks = {
+            sink["uid"] for level in page["graph"]["levels"] for chain in level["chains"] for sink in chain["sinks"]
+        }
+        names = ("graph_generation", "graph_run", "checkpoint_generation", "checkpoint_run")
+        return sinks, *(page[name] for name in names)
+
+    older, newer = ({"out", "copy"}, generations[1], 2), ({"out", "last"}, generations[3], 4)
+    for number, wanted in enumerate((older, older, older, newer)):
+        assert graph(checkpoint_id=made[number]) == (*wanted, generations[number], number + 1), number
+    assert graph() == (*newer, generations[3], 4)
+    # A run without a checkpoint of its own: the newest graph with the numbers of the newest checkpoint.
+    job.sinks = ("out", "next")
+    run = job.prepare(job.build)
+    run.start()
+    run.abandon()
+    assert graph() == ({"out", "next"}, job.root.head().entry.generation, 5, generations[3], 4)
+    assert graph(checkpoint_id=made[1]) == (*older, generations[1], 2)
+
+
 def test_a_job_without_a_stored_graph_has_the_rest(job: PagesJob, pages: Pages) -> None:
     page = pages.get("jobs/job/graph", GraphPage)
-    assert (page["graph"], page["generation"]) == (None, None)
+    assert (page["graph"], page["graph_generation"], page["graph_run"]) == (None, None, None)
     assert [operator["uid"] for operator in page["operators"]] == ["sum"]
 
 
@@ -1104,6 +1208,8 @@ def test_an_open_run_shows_the_progress_of_its_batch(tmp_path: Path) -> None:
         reported_at=at, ordinal=1, batch_started_at=at, batches=0, rows_in=9, driver="host/1", reason="nightly"
     )
     write_progress(job.storage, generation, 1, progress)
+    state = pages.get("jobs/job", JobState)
+    assert state["description"]["progress"] == to_object(progress)
     page = pages.get(path, RunPage)
     assert (page["run"]["is_open"], page["progress"]["rows_in"], page["progress"]["driver"]) == (True, 9, "host/1")
     run.record_failure(UserCodeError("no"))

@@ -10,7 +10,10 @@ export type ChainExplanation = Schemas["ChainExplanation"];
 export type CheckpointEntry = Schemas["CheckpointEntry"];
 export type CheckpointPage = Schemas["CheckpointPage"];
 export type ComparedOperator = Schemas["ComparedOperator"];
-export type Entry = CheckpointEntry | ActionEntry;
+/** A checkpoint in a list, without its operators and subtasks. */
+export type CheckpointSummary = Schemas["CheckpointSummary"];
+/** A record in a list. */
+export type Entry = CheckpointSummary | ActionEntry;
 export type FamilyDag = Schemas["FamilyDag"];
 export type Freshness = Schemas["Freshness"];
 export type GraphPage = Schemas["GraphPage"];
@@ -25,6 +28,7 @@ export type JournalEntry = Schemas["JournalEntry"];
 export type JournalKind = NonNullable<NonNullable<operations["journal"]["parameters"]["query"]>["kind"]>;
 export type JournalPage = Schemas["JournalPage"];
 export type OpenQuestion = Schemas["OpenQuestion"];
+export type OperatorMetrics = Schemas["OperatorMetrics"];
 export type OperatorStatus = Schemas["OperatorStatus"];
 export type OperatorDetails = Schemas["OperatorDetails"];
 export type Person = Schemas["Requester"];
@@ -33,17 +37,20 @@ export type RestorePlan = Schemas["RestorePlan"];
 export type RestorePlanPage = Schemas["RestorePlanPage"];
 export type RetentionPreview = Schemas["RetentionPreview"];
 export type PendingRestore = Schemas["PendingRestore"];
+export type RunProgress = Schemas["RunProgress"];
 export type RunPage = Schemas["RunPage"];
 export type RunSummary = Schemas["RunSummary"];
 export type Savepoint = Schemas["SavepointDescription"];
 export type SavepointDiff = Schemas["SavepointDiff"];
 export type SavepointPage = Schemas["SavepointPage"];
 export type SinkChange = Schemas["SinkChange"];
+export type SinkMetrics = Schemas["SinkMetrics"];
+export type SinkStatus = Schemas["SinkStatus"];
 export type SourceChange = Schemas["SourceChange"];
 export type SourceStatus = Schemas["SourceStatus"];
 export type StateChange = Schemas["StateChange"];
 export type TimelinePage = Schemas["TimelinePage"];
-export type TimelinePoint = Schemas["TimelinePoint"];
+export type TimelinePoint = CheckpointSummary;
 
 /** Whether an object was made of all records of a history. */
 export function isWhole({ history_complete: complete, history_truncated: truncated }: Freshness): boolean {

@@ -64,9 +64,32 @@ export function counted(count: number, one: string, many = `${one}s`): string {
   return `${formatCount(count)} ${count === 1 ? one : many}`;
 }
 
+/** A size of state: of its entries, and of its files, which also have entries that were overwritten or deleted. */
+export interface StateBytes {
+  live_bytes: number | null;
+  full_bytes: number;
+}
+
+/** The size of the entries where it is known, and of the files otherwise. */
+export function sizeOf({ live_bytes: live, full_bytes: full }: StateBytes): number {
+  return live ?? full;
+}
+
+/** "about 2.5 kB live", or "4 kB in files" where the live size is not known. */
+export function sizeText({ live_bytes: live, full_bytes: full }: StateBytes): string {
+  return live === null ? `${formatBytes(full)} in files` : `about ${formatBytes(live)} live`;
+}
+
+/** Which sizes `sizeOf` has returned. */
+export function sizesName(sizes: readonly Pick<StateBytes, "live_bytes">[]): string {
+  const unknown = sizes.filter((each) => each.live_bytes === null).length;
+  if (unknown === sizes.length) return "size of files";
+  return unknown === 0 ? "live size" : `live size; of ${counted(unknown, "checkpoint")}, whose live size is not known, size of files`;
+}
+
 /** The size of a job's state at its newest checkpoint, which may be damaged. */
-export function stateText({ full_bytes: bytes, checkpoint_id: id }: { full_bytes: number | null; checkpoint_id: number | null }): string {
-  if (bytes !== null) return formatBytes(bytes);
+export function stateText({ full_bytes: full, live_bytes: live, checkpoint_id: id }: { full_bytes: number | null; live_bytes: number | null; checkpoint_id: number | null }): string {
+  if (full !== null) return sizeText({ full_bytes: full, live_bytes: live });
   return id === null ? "none" : "not known";
 }
 

@@ -751,6 +751,11 @@ _SUMMED = (
 """Fields of `OperatorMetrics` that are sums over batches; the others are values of the last one."""
 
 
+def total_of(numbers: Sequence[int | None]) -> int | None:
+    """Returns the sum of numbers; None if one is not known."""
+    return None if None in numbers else sum(each or 0 for each in numbers)
+
+
 def skew(most: float, total: float, subtasks: int) -> float:
     """Returns the most of a subtask by the average of all subtasks; 1 without any."""
     return round(most * subtasks / total, 3) if total else 1.0

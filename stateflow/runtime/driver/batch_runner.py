@@ -24,6 +24,7 @@ from stateflow.checkpoint.log.documents import (
     SubtaskMetrics,
     WaitingRows,
     skew,
+    total_of,
 )
 from stateflow.checkpoint.log.manifest_files import check_operator_memory, state_bytes
 from stateflow.checkpoint.restore.source_positions import spark_time
@@ -486,9 +487,9 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         rows_dropped=sum(r.late_rows_dropped for r in reports),
         dead_letters=sum(r.dead_letters for r in reports),
         state_bytes=sum(each.state_bytes for each in of_subtasks),
-        live_bytes=_total([subtask.live_bytes for subtask in state.subtasks]),
-        state_entries=_total([subtask.entries for subtask in state.subtasks]),
-        live_entries=_total([subtask.live_entries for subtask in state.subtasks]),
+        live_bytes=total_of([subtask.live_bytes for subtask in state.subtasks]),
+        state_entries=total_of([subtask.entries for subtask in state.subtasks]),
+        live_entries=total_of([subtask.live_entries for subtask in state.subtasks]),
         state_entries_exact=all(subtask.backend in ("memory", "filesystem") for subtask in state.subtasks),
         function_ms=to_milliseconds(sum(r.usage.function_s for r in reports)),
         state_ms=to_milliseconds(sum(r.usage.state_s for r in reports)),
@@ -503,10 +504,6 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         else {},
         busiest=nlargest(_BUSIEST, of_subtasks, key=lambda each: (each.rows_in, each.state_bytes)),
     )
-
-
-def _total(numbers: Sequence[int | None]) -> int | None:
-    return None if None in numbers else sum(each or 0 for each in numbers)
 
 
 def _subtask_metrics(report: TaskReport) -> SubtaskMetrics:

@@ -440,6 +440,28 @@ export interface components {
             last_read_at: string | null;
             problem: components["schemas"]["ErrorReport"] | null;
         };
+        /** @description A checkpoint in a list, whose size does not grow with operators and subtasks: its details have these. */
+        CheckpointSummary: {
+            /** @enum {unknown} */
+            kind: "checkpoint";
+            checkpoint_id: number | null;
+            previous_checkpoint_id: number | null;
+            generation: number;
+            run: number;
+            ordinal: number;
+            branch: number | null;
+            status: string;
+            failure: string | null;
+            ended_at: string | null;
+            duration_ms: number;
+            rows_in: number;
+            increment_bytes: number;
+            full_bytes: number;
+            live_bytes: number | null;
+            undone: boolean | null;
+            retained: boolean;
+            integrity: ("verified" | "unverified" | "changed") | null;
+        };
         /** @description A savepoint that the job owns, or has begun to claim. */
         Claimed: {
             name: string;
@@ -511,8 +533,11 @@ export interface components {
         /** @description The graph of a job, with what its operators and sources had at a checkpoint. */
         GraphPage: {
             graph: components["schemas"]["JobExplanation"] | null;
-            generation: number | null;
+            graph_generation: number | null;
+            graph_run: number | null;
             checkpoint_id: number | null;
+            checkpoint_generation: number | null;
+            checkpoint_run: number | null;
             operators: components["schemas"]["OperatorStatus"][];
             watermarks: {
                 [key: string]: string;
@@ -624,6 +649,7 @@ export interface components {
             label: string | null;
             committed_at: string | null;
             full_bytes: number | null;
+            live_bytes: number | null;
             state_sizes: components["schemas"]["StateSize"][];
             backlog: components["schemas"]["JobBacklog"] | null;
             backlog_unknown: string | null;
@@ -650,6 +676,7 @@ export interface components {
             label: string | null;
             committed_at: string | null;
             full_bytes: number | null;
+            live_bytes: number | null;
             state_sizes: components["schemas"]["StateSize"][];
             backlog: components["schemas"]["JobBacklog"] | null;
             backlog_unknown: string | null;
@@ -664,13 +691,13 @@ export interface components {
             problem: components["schemas"]["ErrorReport"] | null;
             description: components["schemas"]["JobDescription"] | null;
             newest: components["schemas"]["CheckpointEntry"] | null;
+            restore: components["schemas"]["ActionEntry"] | null;
             runs: components["schemas"]["RunSummary"][];
             operators: components["schemas"]["OperatorStatus"][];
             sources: components["schemas"]["SourceStatus"][];
             sinks: {
-                [key: string]: components["schemas"]["SinkPosition"];
+                [key: string]: components["schemas"]["SinkStatus"];
             };
-            pending: components["schemas"]["PendingSink"][];
             undone_count: number;
             history_changed: components["schemas"]["ErrorReport"] | null;
         };
@@ -741,6 +768,7 @@ export interface components {
             subtasks: number;
             files: number;
             size_bytes: number;
+            live_bytes: number | null;
             states: string[];
             operator_states: string[];
         };
@@ -750,6 +778,7 @@ export interface components {
             subtasks: number;
             files: number;
             size_bytes: number;
+            live_bytes: number | null;
             states: string[];
             operator_states: string[];
             metrics: components["schemas"]["OperatorMetrics"] | null;
@@ -792,6 +821,7 @@ export interface components {
             subtasks: number;
             files: number;
             size_bytes: number;
+            live_bytes: number | null;
             states: string[];
             operator_states: string[];
             metrics: components["schemas"]["OperatorMetrics"] | null;
@@ -808,11 +838,6 @@ export interface components {
                 [key: string]: number | null;
             };
             restored_tables: string[];
-        };
-        /** @description Output of a checkpoint that is not known to be published. */
-        PendingSink: {
-            uid: string;
-            checkpoint_id: number | null;
         };
         /** @description A pin: a checkpoint that is kept while a reader uses it. */
         PinReport: {
@@ -831,7 +856,7 @@ export interface components {
         };
         /** @description A page of the points of a job, newest first: checkpoints, also aborted ones, and restores. */
         PointPage: {
-            points: (components["schemas"]["CheckpointEntry"] | components["schemas"]["ActionEntry"])[];
+            points: (components["schemas"]["CheckpointSummary"] | components["schemas"]["ActionEntry"])[];
             next_cursor: string | null;
             history_complete: boolean;
             history_truncated: boolean;
@@ -940,7 +965,7 @@ export interface components {
             tries: components["schemas"]["RunSummary"][];
             failed_starts: components["schemas"]["RunFailure"][];
             progress: components["schemas"]["RunProgress"] | null;
-            checkpoints: components["schemas"]["CheckpointEntry"][];
+            checkpoints: components["schemas"]["CheckpointSummary"][];
             older: boolean;
             may_read_code: boolean;
             job_file: string | null;
@@ -1088,6 +1113,15 @@ export interface components {
             version: number | null;
             checkpoint_id: number | null;
         };
+        /** @description A sink at the newest checkpoint. */
+        SinkStatus: {
+            table_id: string;
+            version: number | null;
+            checkpoint_id: number | null;
+            description: string | null;
+            metrics: components["schemas"]["SinkMetrics"] | null;
+            pending_checkpoint_ids: number[];
+        };
         /** @description The input of one source that waits. A number is None if it is not known. */
         SourceBacklog: {
             uid: string;
@@ -1167,6 +1201,7 @@ export interface components {
             checkpoint_id: number;
             ended_at: string | null;
             full_bytes: number;
+            live_bytes: number | null;
         };
         /** @description The keyed state of a subtask. */
         SubtaskDetails: {
@@ -1176,7 +1211,9 @@ export interface components {
             backend: string;
             files: number;
             size_bytes: number;
+            live_bytes: number | null;
             state_entries: number | null;
+            live_entries: number | null;
         };
         /** @description What a subtask of an operator has done in a batch. */
         SubtaskMetrics: {
@@ -1196,7 +1233,7 @@ export interface components {
         /** @description A part of the history of a job: its newest records, or those before an earlier page. */
         TimelinePage: {
             runs: components["schemas"]["RunSummary"][];
-            checkpoints: components["schemas"]["TimelinePoint"][];
+            checkpoints: components["schemas"]["CheckpointSummary"][];
             actions: components["schemas"]["ActionEntry"][];
             older: boolean;
             next_cursor: string | null;
@@ -1204,24 +1241,6 @@ export interface components {
             history_truncated: boolean;
             last_read_at: string | null;
             problem: components["schemas"]["ErrorReport"] | null;
-        };
-        /** @description A checkpoint on the timeline; all of it is in the list of points. */
-        TimelinePoint: {
-            checkpoint_id: number | null;
-            previous_checkpoint_id: number | null;
-            generation: number;
-            run: number;
-            ordinal: number;
-            branch: number | null;
-            status: string;
-            ended_at: string | null;
-            duration_ms: number;
-            rows_in: number;
-            increment_bytes: number;
-            full_bytes: number;
-            undone: boolean | null;
-            retained: boolean;
-            integrity: ("verified" | "unverified" | "changed") | null;
         };
         /** @description Rows whose event time is above the watermark of their operator, which other sources hold back. */
         Waiting: {

@@ -2,8 +2,9 @@ import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, useResource } from "../api";
-import { counted, formatBytes, formatCount, formatTime, offsetText } from "../format";
+import { counted, formatCount, formatTime, offsetText, sizeText } from "../format";
 import { SelectField } from "../parts/Fields";
+import { CheckpointLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { GraphPicture } from "../pictures/GraphPicture";
@@ -59,13 +60,17 @@ function rateText(rows: number, ms: number | null): string {
   return `${formatCount((1000 * rows) / ms)} rows/s`;
 }
 
+function operatorSize({ live_bytes, size_bytes }: OperatorStatus): string {
+  return sizeText({ live_bytes, full_bytes: size_bytes });
+}
+
 function remarkOf(operators: readonly OperatorStatus[], ms: number | null): (node: GraphNode) => string {
   const byUid = new Map(operators.map((operator) => [operator.uid, operator]));
   return ({ kind, uid }) => {
     const operator = kind === "operator" ? byUid.get(uid) : undefined;
     if (operator === undefined) return "";
     const rate = operator.metrics === null ? "" : rateText(operator.metrics.rows_in, ms);
-    return [formatBytes(operator.size_bytes), rate].filter((part) => part !== "").join(", ");
+    return [operatorSize(operator), rate].filter((part) => part !== "").join(", ");
   };
 }
 
@@ -78,10 +83,8 @@ function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPa
   const selected = layout.nodes.find(({ key }) => key === query.get("node")) ?? null;
   return (
     <>
-      <Text>
-        {id === null ? "The job has no checkpoint: sizes are not known." : `Sizes and rates are those of checkpoint ${id}.`} A solid line has rows with keys, a
-        broken line rows without keys.{page.generation !== null && ` The graph is that of generation ${page.generation}.`}
-      </Text>
+      <Origin page={page} isChosen={query.get("checkpoint") !== null} isOfRestore={entry !== null && !isCheckpoint(entry)} />
+      <Text>A solid line has rows with keys, a broken line rows without keys.</Text>
       <GraphPicture
         layout={layout}
         remark={remark}
@@ -93,6 +96,39 @@ function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPa
       {selected !== null && <Selected node={selected} graph={graph} page={page} remark={remark(selected)} />}
       <Connections layout={layout} />
       <Explain graph={graph} operators={page.operators} />
+    </>
+  );
+}
+
+/** Whose graph is shown, and whose numbers. */
+function Origin({ page, isChosen, isOfRestore }: { page: GraphPage; isChosen: boolean; isOfRestore: boolean }) {
+  const { checkpoint_id: id, graph_generation: graph, checkpoint_generation: made, checkpoint_run: run } = page;
+  // A restore is not a run: the graph is the one of the first run after it.
+  const lacksOwn = isChosen && run !== null && made !== null && graph !== made;
+  return (
+    <>
+      <Text>
+        The graph is the one of {graph === null ? "an unknown run" : <RunLink generation={graph} run={page.graph_run} />}.{" "}
+        {id === null ? (
+          "The job has no checkpoint: sizes are not known."
+        ) : (
+          <>
+            Sizes and rates are those of <CheckpointLink id={id}>checkpoint {id}</CheckpointLink>
+            {made !== null && run !== null && (
+              <>
+                {" "}
+                of <RunLink generation={made} run={run} />
+              </>
+            )}
+            {isOfRestore && ", which a restore made"}.
+          </>
+        )}
+      </Text>
+      {lacksOwn && (
+        <Notice status="warning" title={`The graph of run ${run} is not stored`}>
+          This is the graph of {graph !== null && graph < made ? "the nearest run before it" : "the nearest run after it"}: operators and keys may differ.
+        </Notice>
+      )}
     </>
   );
 }
@@ -210,7 +246,7 @@ function ChainRow({ chain, shuffles, tasks, operator }: { chain: ChainExplanatio
       <td>{inputText(chain)}</td>
       <td>{chain.windows}</td>
       <td>{statesText(chain, operator)}</td>
-      <td className="line">{operator === undefined ? "" : formatBytes(operator.size_bytes)}</td>
+      <td className="line">{operator === undefined ? "" : operatorSize(operator)}</td>
       <td>{output}</td>
       <td>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</td>
     </tr>

@@ -2,7 +2,7 @@ import { Box, Heading, Stack, Text } from "@chakra-ui/react";
 import { useParams } from "react-router-dom";
 import { type Family } from "../airflow";
 import { type RunPage, type RunSummary, useResource } from "../api";
-import { counted, formatBytes, formatCount, formatDuration } from "../format";
+import { formatBytes, formatCount, formatDuration, sizeText } from "../format";
 import { CopyButton } from "../parts/Command";
 import { DiffText } from "../parts/DiffText";
 import { type Fact, Facts } from "../parts/Facts";
@@ -10,6 +10,7 @@ import { CheckpointLink, DagRunLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { headOf, LongText, WholeText } from "../parts/LongText";
 import { PersonName } from "../parts/People";
+import { Progress } from "../parts/Progress";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Moment, Time } from "../parts/Time";
 import { earlierEnd } from "../runs";
@@ -18,18 +19,18 @@ import { earlierEnd } from "../runs";
 export function Run({ address, base, family }: { address: string; base: string; family: Family }) {
   const { generation = "" } = useParams();
   const resource = useResource<RunPage>(/^\d+$/.test(generation) ? `${address}/runs/${generation}` : null);
-  if (!/^\d+$/.test(generation)) return <Notice status="error" title="This is not the number of a generation" />;
+  if (!/^\d+$/.test(generation)) return <Notice status="error" title="This address names no run" />;
   return (
     <Loaded resource={resource}>
       {(page) => (
         <Stack gap={5}>
           <FreshnessNotice of={page} history />
           <Heading as="h2" size="lg">
-            {page.run.run === null ? "Run" : `Run ${page.run.run}`}, generation {page.run.generation}
+            {page.run.run === null ? `Run of generation ${page.run.generation}` : `Run ${page.run.run}`}
           </Heading>
           <Failure run={page.run} />
           <Facts facts={[...startOf(page.run, family), ...workOf(page.run)]} />
-          {page.progress !== null && <Progress progress={page.progress} />}
+          {page.progress !== null && <Progress progress={page.progress} tryNumber={null} />}
           <Tries run={page.run} tries={page.tries} />
           <FailedStarts failures={page.failed_starts} />
           <Checkpoints page={page} base={base} />
@@ -63,6 +64,7 @@ function startOf(run: RunSummary, family: Family): Fact[] {
     ["Version of stateflow", run.stateflow ?? "not recorded"],
     ["Parallelism", run.parallelism === null ? "not recorded" : formatCount(run.parallelism)],
     ["Continued from", run.base_checkpoint_id === null ? "no checkpoint, or not recorded" : <CheckpointLink id={run.base_checkpoint_id}>checkpoint {run.base_checkpoint_id}</CheckpointLink>],
+    ["Generation", `${run.generation}: the number of its start in the job's log, which addresses of these pages have`],
     ["Start-up", run.startup_ms === null ? "not recorded" : formatDuration(run.startup_ms)],
     ["Ready for its first batch", run.started_at === null ? "not recorded" : <Moment at={run.started_at} />],
   ];
@@ -118,27 +120,6 @@ function Tries({ run, tries }: { run: RunSummary; tries: readonly RunSummary[] }
   );
 }
 
-/** How far the run is in a batch that takes long. */
-function Progress({ progress }: { progress: NonNullable<RunPage["progress"]> }) {
-  return (
-    <Text>
-      {counted(progress.batches, "batch is", "batches are")} completed, with {formatCount(progress.rows_in)} rows; batch {progress.ordinal} has begun
-      {progress.batch_started_at !== null && (
-        <>
-          {" "}
-          <Time at={progress.batch_started_at} />
-        </>
-      )}
-      {progress.reported_at !== null && (
-        <>
-          . The run reported this <Time at={progress.reported_at} />
-        </>
-      )}
-      .
-    </Text>
-  );
-}
-
 /** Starts that failed before the run, and had not claimed the job. */
 function FailedStarts({ failures }: { failures: NonNullable<RunPage["failed_starts"]> }) {
   if (failures.length === 0) return null;
@@ -173,7 +154,7 @@ function Checkpoints({ page: { checkpoints, older, run }, base }: { page: RunPag
             <td className="line">{each.ended_at !== null && <Time at={each.ended_at} />}</td>
             <td>{formatCount(each.rows_in)}</td>
             <td className="line">{formatBytes(each.increment_bytes)}</td>
-            <td className="line">{formatBytes(each.full_bytes)}</td>
+            <td className="line">{sizeText(each)}</td>
             <td className="line">{formatDuration(each.duration_ms)}</td>
             <td className="bad">{headOf(each.failure ?? "")}</td>
           </tr>

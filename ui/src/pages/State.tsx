@@ -11,7 +11,8 @@ import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { LongText } from "../parts/LongText";
 import { People } from "../parts/People";
 import { Points } from "../parts/Points";
-import { Operators, Sources } from "../parts/StateTables";
+import { Progress } from "../parts/Progress";
+import { Operators, Sinks, Sources } from "../parts/StateTables";
 import { StateTiles } from "../parts/StateTiles";
 import { Time } from "../parts/Time";
 import { Waiting } from "../parts/Waiting";
@@ -36,8 +37,10 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
           <StateTiles job={job} history={history} base={base} />
+          <RunningBatch job={job} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
+          <Sinks sinks={job.sinks} />
           <CheckpointCharts address={address} newest={history} />
           <Points address={address} base={base} newest={job.checkpoint_id} runs={job.runs} />
         </Stack>
@@ -53,15 +56,42 @@ function Sentence({ job, address, base, family }: { job: JobState; address: stri
   return (
     <Text fontSize="lg" overflowWrap="anywhere">
       <strong>{job.job}</strong> stands at <CheckpointLink id={job.checkpoint_id}>{job.label ?? `checkpoint ${job.checkpoint_id}`}</CheckpointLink>
+      <Restored job={job} base={base} />
       {job.committed_at !== null && (
         <>
-          , committed <Time at={job.committed_at} />
+          {job.restore === null ? ", committed " : " It was committed "}
+          <Time at={job.committed_at} />
         </>
       )}
-      <ByRun job={job} />. Input waiting: <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />. <Undone job={job} address={address} base={base} />{" "}
+      {(job.committed_at !== null || job.restore === null) && (
+        <>
+          <ByRun job={job} />.
+        </>
+      )}{" "}
+      Input waiting: <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />. <Undone job={job} address={address} base={base} />{" "}
       <NextRun job={job} dags={family.dags.filter((each) => each.role === "run")} />
     </Text>
   );
+}
+
+/** ", restored 3 min ago by oscar, requested by uma: wrong rows." after a restore, as long as no run has made a checkpoint. */
+function Restored({ job: { restore }, base }: { job: JobState; base: string }) {
+  if (restore === null) return null;
+  return (
+    <>
+      , <PageLink to={`${base}/timeline?mark=${restore.kind}:${restore.seq}`}>restored</PageLink> {restore.ended_at !== null && <Time at={restore.ended_at} />}
+      {restore.by !== null && " by "}
+      <People by={restore.by} requestedBy={restore.requested_by} />
+      {restore.reason === null ? "" : `: ${restore.reason.replace(/\.$/, "")}`}
+      {restore.note === null ? "." : ` (${restore.note}).`}
+    </>
+  );
+}
+
+/** How far the newest run is in a batch that takes long. */
+function RunningBatch({ job: { description, runs } }: { job: JobState }) {
+  const progress = description?.progress ?? null;
+  return progress !== null && <Progress progress={progress} tryNumber={runs.find((run) => run.is_open)?.attempt?.number ?? null} />;
 }
 
 /** " by run 11 (try 2; try 1 failed: storage)". */
@@ -132,7 +162,7 @@ function Problems({ job }: { job: JobState }) {
           {job.failed_start === null && (
             <>
               {" in "}
-              <RunLink generation={failure.generation} run={null} />
+              <RunLink generation={failure.generation} run={job.runs.find((run) => run.generation === failure.generation)?.run ?? null} />
             </>
           )}
         </Notice>

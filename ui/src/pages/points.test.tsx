@@ -2,9 +2,9 @@
 import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import type { CheckpointEntry, CheckpointPage, JobState, OperatorDetails, RunPage } from "../api";
+import type { CheckpointEntry, CheckpointPage, CheckpointSummary, JobState, OperatorDetails, OperatorMetrics, RunPage } from "../api";
 import { phasesOf } from "../pictures/DurationBar";
-import { attempt, CURRENT, described, expectAccessible, family, HOSTILE, open, point, runSummary, savepoint, Server, state, timeline } from "../test-pages";
+import { attempt, CURRENT, described, expectAccessible, family, HOSTILE, open, point, restore, runSummary, savepoint, Server, state, timeline } from "../test-pages";
 import { FakePlot } from "../test-uplot";
 
 const checkpoint: CheckpointEntry = {
@@ -50,11 +50,37 @@ const checkpoint: CheckpointEntry = {
   storage_read_bytes: 4,
   storage_written_bytes: 5,
 };
+const listed: CheckpointSummary = { ...point(12, 2), generation: 9, rows_in: 1234, full_bytes: 2470, live_bytes: 2000, retained: true };
+const metrics: OperatorMetrics = {
+  subtasks: 2,
+  rows_in: 1234,
+  rows_out: 1200,
+  rows_filtered: 34,
+  rows_late: 8,
+  rows_dropped: 3,
+  dead_letters: 1,
+  state_bytes: 2470,
+  live_bytes: 2000,
+  state_entries: 600,
+  live_entries: 500,
+  state_entries_exact: false,
+  function_ms: 1500,
+  state_ms: 2500,
+  store_ms: 3500,
+  cpu_ms: 4500,
+  busiest_subtask_rows: 1000,
+  skew_ratio: 1.62,
+  watermark_at: null,
+  watermark_lag_ms: null,
+  spread: { rows_in: { min: 234, avg: 617, max: 1000 } },
+  busiest: [{ subtask: 1, rows_in: 1000, state_bytes: 1470, function_ms: 1200, cpu_ms: 4000 }],
+};
 const operator: OperatorDetails = {
   uid: "count",
   subtasks: 2,
   files: 3,
   size_bytes: 2470,
+  live_bytes: null,
   states: ["total"],
   operator_states: [],
   metrics: null,
@@ -63,8 +89,8 @@ const operator: OperatorDetails = {
   key_types: ["long"],
   watermark_at: null,
   subtask_details: [
-    { subtask: 0, first_key_group: 0, last_key_group: 63, backend: "dict", files: 1, size_bytes: 1000, state_entries: 5 },
-    { subtask: 1, first_key_group: 64, last_key_group: 127, backend: "dict", files: 2, size_bytes: 1470, state_entries: null },
+    { subtask: 0, first_key_group: 0, last_key_group: 63, backend: "dict", files: 1, size_bytes: 1000, live_bytes: 900, state_entries: 5, live_entries: 5 },
+    { subtask: 1, first_key_group: 64, last_key_group: 127, backend: "dict", files: 2, size_bytes: 1470, live_bytes: null, state_entries: null, live_entries: null },
   ],
 };
 const source = (position: number) => ({ uid: "orders", description: null, offset: { file: position }, watermark_at: null, active_at: null, idle: null });
@@ -88,7 +114,7 @@ beforeEach(() => {
   Object.assign(server.answers, {
     [job]: withDescription({}),
     [`${job}/family`]: undefined,
-    [`${job}/points`]: { points: [checkpoint], next_cursor: null, ...CURRENT },
+    [`${job}/points`]: { points: [listed], next_cursor: null, ...CURRENT },
     [`${job}/timeline`]: { ...timeline, actions: [], checkpoints: Array.from({ length: 300 }, (_, index) => ({ ...point(index + 1, 1), rows_in: index + 1, undone: index === 298 })) },
     [`${job}/savepoints`]: { savepoints: [{ ...savepoint("weekly", "periodic"), checkpoint_id: 12 }], older: false, elsewhere: [], ...CURRENT },
     [`${job}/checkpoints/12`]: page,
@@ -113,13 +139,101 @@ it("shows a checkpoint beside the page: who needs it, its subtasks, and what it 
   expect(needs.textContent).toContain(`ada reads it: ${HOSTILE}`);
   expect(within(dialog).getByRole("link", { name: "Restore to here: 12" }).getAttribute("href")).toBe(`/${job}/restore?to=12`);
   const difference = await within(dialog).findByRole("region", { name: "Difference between the checkpoints" });
-  expect(difference.textContent).toContain("count1 kB → 2.5 kB (+1.5 kB)");
+  expect(difference.textContent).toContain("count1 kB → 2.5 kB (+1.5 kB) in files");
   expect(difference.textContent).toContain('source orders{"file":3} → {"file":5}');
   await userEvent.setup().click(within(dialog).getByText("2 subtasks of count"));
   const subtasks = await within(dialog).findByRole("region", { name: "Subtasks of count" });
-  expect(subtasks.textContent).toContain("164–1271.5 kBnot known2dict");
+  expect(subtasks.textContent).toContain("164–1271.5 kB in filesnot known2dict");
   expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);
+});
+
+/** The texts of a row's cells, by column. */
+function cellsOf(table: HTMLElement, row: number): Record<string, string> {
+  const titles = within(table).getAllByRole("columnheader").map((each) => each.textContent);
+  const cells = within(within(table).getAllByRole("row")[row] as HTMLElement).getAllByRole("cell");
+  return Object.fromEntries(titles.map((title, index) => [title, cells[index]?.textContent.replaceAll(/\s/gu, " ") ?? ""]));
+}
+
+const WORK = {
+  ...{ "Rows in": "1,234", "Rows out": "1,200", Late: "8", "Dropped as late": "3", Filtered: "34", "Dead letters": "1" },
+  ...{ "In functions": "1.5 sec", "In state": "2.5 sec", "In stores": "3.5 sec", CPU: "4.5 sec", Skew: "1.6" },
+  ...{ State: "about 2 kB live; 2.5 kB in files", Entries: "about 600, at least 500 live", "Busiest subtasks of the last batch": "1: 1,000 rows, 1.5 kB" },
+};
+
+it("shows what each operator of a checkpoint has done, and its subtasks, also of one that is not kept", async () => {
+  const entry = { ...checkpoint, operators: { count: metrics }, sinks: { out: { rows: 20, written_bytes: 3000, files: 2, publish_ms: 60 } } };
+  const kept = { ...operator, live_bytes: 2000, metrics };
+  Object.assign(server.answers, {
+    [`${job}/checkpoints/12`]: { ...page, entry, operators: [kept] },
+    [`${job}/checkpoints/11`]: { ...page, entry: { ...entry, checkpoint_id: 11, retained: false }, operators: [] },
+    [job]: withDescription({ operators: [kept] }),
+  });
+  for (const shown of [12, 11]) {
+    const { container, unmount } = open(`/${job}/journal?point=${shown}`);
+    const dialog = await screen.findByRole("dialog", { name: `Checkpoint ${shown}` });
+    expect(cellsOf(await within(dialog).findByRole("region", { name: "Operators of the checkpoint" }), 1)).toMatchObject(WORK);
+    expect(cellsOf(within(dialog).getByRole("region", { name: "Output of the checkpoint" }), 1)).toMatchObject({ Sink: "out", Rows: "20", Size: "3 kB", Publication: "60 ms" });
+    await userEvent.setup().click(within(dialog).getByText("2 subtasks of count"));
+    const spread = await within(dialog).findByRole("region", { name: "Spread over the subtasks of count" });
+    expect(cellsOf(spread, 1)).toMatchObject({ Least: "234", Average: "617", Most: "1,000" });
+    const subtasks = within(dialog).getByRole("region", { name: "Subtasks of count" });
+    expect(cellsOf(subtasks, shown === 12 ? 2 : 1)).toMatchObject({ Subtask: "1", "Rows in": "1,000", "In functions": "1.2 sec", CPU: "4 sec" });
+    await expectAccessible(container);
+    unmount();
+  }
+  open(`/${job}`);
+  expect(cellsOf(await screen.findByRole("region", { name: "Operators at the newest checkpoint" }), 1)).toMatchObject(WORK);
+});
+
+it("shows where each sink stands, its target, and what it may lack", async () => {
+  const sink = { table_id: "t", version: 7, checkpoint_id: 12, description: HOSTILE, metrics: { rows: 20, written_bytes: 3000, files: 2, publish_ms: 60 }, pending_checkpoint_ids: [] };
+  const behind = { table_id: "u", version: null, checkpoint_id: null, description: null, metrics: null, pending_checkpoint_ids: [7, 8, 9, 10, 11, 12, 13] };
+  server.answers[job] = withDescription({ sinks: { out: sink, late: behind } });
+  const { container } = open(`/${job}`);
+  const table = await screen.findByRole("region", { name: "Sinks at the newest checkpoint" });
+  const lacks = "Not known to be published";
+  expect(cellsOf(table, 1)).toEqual({ Sink: "out", "Writes to": HOSTILE, Version: "7", "Published up to": "checkpoint 12", Rows: "20", Size: "3 kB", Files: "2", Publication: "60 ms", [lacks]: "none" });
+  expect(cellsOf(table, 2)).toMatchObject({ "Writes to": "u", Version: "not known", "Published up to": "nothing yet", [lacks]: "checkpoint 9, checkpoint 10, checkpoint 11, checkpoint 12, checkpoint 13, and 2 before" });
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("shows how far a run is in a batch that takes long, with its try and the time of the report", async () => {
+  const progress = { reported_at: "2026-01-31T03:00:00.000Z", ordinal: 4, batch_started_at: "2026-01-31T02:59:00.000Z", batches: 3, rows_in: 5000, driver: "host:1", reason: null };
+  server.answers[job] = withDescription({ description: { ...described, run_open: true, progress }, runs: [runSummary(9, { run: 2, is_open: true, attempt: attempt(2) })] });
+  open(`/${job}`);
+  const batch = await screen.findByRole("region", { name: "The batch that is running" });
+  const facts = (name: string) => within(batch).getByText(name, { selector: "dt" }).nextElementSibling?.textContent;
+  expect([facts("Rows read before it"), facts("Host and process"), facts("Try")]).toEqual(["5,000 rows, by the completed batches", "host:1", "2"]);
+  expect(facts("Its begin")).toContain("2:59:00");
+  expect(facts("Reported")).toContain("3:00:00");
+});
+
+it("says after a restore who restored the point and why, until a run makes a checkpoint", async () => {
+  server.answers[job] = withDescription({ checkpoint_id: 10, label: "checkpoint 10", run: 1, generation: 11, newest: { ...checkpoint, checkpoint_id: 10, generation: 3, run: 1 }, restore });
+  const { container } = open(`/${job}`);
+  const link = await screen.findByRole("link", { name: "restored" });
+  expect(link.getAttribute("href")).toBe(`/${job}/timeline?mark=restore:11`);
+  const sentence = link.closest("p")?.textContent.replaceAll(/\s+/gu, " ") ?? "";
+  expect(sentence).toContain("stands at checkpoint 10, restored ");
+  expect(sentence).toContain(`by oscar (claimed name, account root@host), requested by uma: ${HOSTILE}. It was committed `);
+  expect(sentence).toContain(" by run 1. Input waiting");
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("says which sizes a chart has", async () => {
+  const part = timeline.checkpoints.map((each) => ({ ...each, full_bytes: 5000, live_bytes: 2000 }));
+  const nameOf = async (address: string, checkpoints: typeof part) => {
+    Object.assign(server.answers, { [address]: withDescription({}), [`${address}/points`]: server.answers[`${job}/points`], [`${address}/timeline`]: { ...timeline, checkpoints } });
+    const { unmount } = open(`/${address}`);
+    const charts = await screen.findByRole("region", { name: "Charts of the checkpoints" });
+    const text = within(charts).getByText("State").parentElement?.textContent;
+    const values = FakePlot.made.at(-3)?.data[1];
+    unmount();
+    return [text, values];
+  };
+  expect(await nameOf(`${job}-live`, part)).toEqual(["State (live size)", [2000, 2000]]);
+  expect(await nameOf(`${job}-files`, part.map((each) => ({ ...each, live_bytes: null as never })))).toEqual(["State (size of files)", [5000, 5000]]);
 });
 
 it("closes the checkpoint, and says that nobody needs one that is not kept", async () => {
@@ -275,7 +389,7 @@ it("says where the job stands, by which try, and since when nothing is undone", 
 });
 
 it("asks for the points that a person wants, and keeps the filters in the address", async () => {
-  server.answers[`${job}/points`] = { points: [checkpoint], next_cursor: "older", ...CURRENT };
+  server.answers[`${job}/points`] = { points: [listed], next_cursor: "older", ...CURRENT };
   open(`/${job}?retained=true&since=2026-01-31T02:00&generation=5`);
   const user = userEvent.setup();
   const filters = await screen.findByRole("region", { name: "Filters of the points" });
@@ -353,20 +467,21 @@ it("shows a run with its start-up, tries, job file and checkpoints", async () =>
     tries,
     failed_starts: [{ generation: 8, failed_at: null, code: "config", message: "a wrong setting" }],
     progress: { reported_at: null, ordinal: 4, batch_started_at: null, batches: 3, rows_in: 5000, driver: "host:1", reason: null },
-    checkpoints: [checkpoint],
+    checkpoints: [listed],
     older: true,
     ...CURRENT,
   };
   server.answers[`${job}/runs/9`] = run;
   server.answers[`${job}/family`] = family;
   const { container } = open(`/${job}/runs/9`);
-  expect(await screen.findByRole("heading", { name: "Run 2, generation 9" })).toBeDefined();
+  expect(await screen.findByRole("heading", { name: "Run 2" })).toBeDefined();
   const facts = (name: string) => screen.getByText(name, { selector: "dt" }).nextElementSibling?.textContent;
   expect([facts("Start-up"), facts("Duration after the start-up"), facts("Try"), facts("Checkpoints")]).toEqual(["2.5 sec", "2 min", "2", "2: 11 to 12"]);
   expect((await screen.findByRole("link", { name: "DAG run r in Airflow" })).getAttribute("href")).toBe("/dags/flights/runs/r");
   expect(screen.getByRole("link", { name: "uma" }).getAttribute("href")).toBe(`/${job}/journal?person=uma`);
   expect(screen.getByRole("region", { name: "Tries" }).textContent).toContain("Try 1: run 1; it failed: storage");
-  expect(screen.getByText(/3 batches are completed, with 5,000 rows; batch 4 has begun/)).toBeDefined();
+  expect(facts("Generation")).toContain("9");
+  expect([facts("Batch"), facts("Rows read before it"), facts("Host and process")]).toEqual(["number 4, after 3 completed batches", "5,000 rows, by the completed batches", "host:1"]);
   expect(screen.getByRole("region", { name: "Failed starts" }).textContent).toContain("config: a wrong setting");
   expect(screen.getByRole("region", { name: "Difference from the job file of the run before" }).textContent).toContain(`+${HOSTILE}`);
   expect(screen.getByRole("link", { name: "All checkpoints of the run" }).getAttribute("href")).toBe(`/${job}?generation=9`);
@@ -378,7 +493,7 @@ it("says that a run is not known, and refuses an address that names none", async
   open(`/${job}/runs/77`);
   expect((await screen.findByRole("alert")).textContent).toContain("Not found");
   open(`/${job}/runs/x`);
-  expect(await screen.findByText("This is not the number of a generation")).toBeDefined();
+  expect(await screen.findByText("This address names no run")).toBeDefined();
 });
 
 it("lists who asked and who approved, from where to where, with the rows that were removed", async () => {

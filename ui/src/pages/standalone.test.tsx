@@ -29,7 +29,7 @@ it("knows no next run, and speaks of no DAG", async () => {
   await screen.findByRole("link", { name: "flights" });
   expect(screen.queryByRole("columnheader", { name: "Next run" })).toBeNull();
   await userEvent.setup().click(screen.getByText("Actions", { selector: "summary" }));
-  expect(container.textContent).not.toMatch(/DAG|Airflow/);
+  expect(container.textContent).not.toContain("No DAG");
 });
 
 it("asks for the token, says that one is wrong only after one was entered, and takes it without blanks around it", async () => {
@@ -48,4 +48,30 @@ it("asks for the token, says that one is wrong only after one was entered, and t
   await waitFor(() => {
     expect(screen.getByRole("link", { name: "flights" })).toBeDefined();
   });
+});
+
+function offerJob(): void {
+  const { CURRENT, state, timeline } = shared;
+  Object.assign(server.answers, { "jobs/alone": state, "jobs/alone/points": { points: [], next_cursor: null, ...CURRENT }, "jobs/alone/timeline": timeline });
+}
+
+it("says that the server does not know Airflow, and not that there is no DAG", async () => {
+  offerJob();
+  const { container } = shared.open("/jobs/alone");
+  await userEvent.setup().click(await screen.findByText("Commands for a run, a savepoint and a stop"));
+  expect(screen.getByText(/^This server does not know Airflow/)).toBeDefined();
+  expect(container.textContent).not.toContain("No DAG");
+  expect(container.textContent).not.toContain("No run is planned");
+  expect(server.queries.filter((each) => each.includes("family") || each.startsWith("api/v2"))).toEqual([]);
+});
+
+it("explains the health of a job by keyboard", async () => {
+  offerJob();
+  shared.open("/jobs/alone");
+  const word = await screen.findByText("caught up");
+  const summary = word.closest("summary");
+  expect(summary).not.toBeNull();
+  await userEvent.setup().click(summary as HTMLElement);
+  const legend = await screen.findByRole("group", { name: "What the health means" });
+  expect([...legend.querySelectorAll("dt")].map((each) => each.textContent)).toEqual(["waits for approval", "restoring", "failing", "retrying", "starting", "late", "running", "stopped", "caught up", "idle"]);
 });

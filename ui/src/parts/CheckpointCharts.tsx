@@ -1,14 +1,14 @@
 import { Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
 import type { Resource, TimelinePage, TimelinePoint } from "../api";
-import { formatBytes, formatCount, formatDuration } from "../format";
+import { formatBytes, formatCount, formatDuration, sizeOf, sizesName } from "../format";
 import { type HistoryPart, useHistoryPart } from "../history";
 import { type Range, SeriesChart, type SeriesData } from "../pictures/SeriesChart";
 import { HistoryButtons } from "./HistoryButtons";
 import { headOf } from "./LongText";
 
 const CHARTS = [
-  ["State", (point: TimelinePoint) => point.full_bytes, formatBytes],
+  ["State", sizeOf, formatBytes],
   ["Rows read", (point: TimelinePoint) => point.rows_in, formatCount],
   ["Duration", (point: TimelinePoint) => point.duration_ms, formatDuration],
 ] as const;
@@ -70,9 +70,10 @@ function Charts({ points, part }: { points: readonly TimelinePoint[]; part: Hist
         </Text>
       </Flex>
       <SimpleGrid columns={{ base: 1, lg: 3 }} gap={4}>
-        {CHARTS.map(([title, , format], index) => {
+        {CHARTS.map(([title, value, format], index) => {
           const series = data[index];
-          return series === undefined ? null : <SeriesChart key={title} title={title} data={series} format={format} range={range} onRange={setRange} hovered={hovered} onHover={setHovered} />;
+          const note = value === sizeOf ? sizesName(points.slice(range[0], range[1] + 1)) : "";
+          return series === undefined ? null : <SeriesChart key={title} title={title} note={note} data={series} format={format} range={range} onRange={setRange} hovered={hovered} onHover={setHovered} />;
         })}
       </SimpleGrid>
     </Stack>

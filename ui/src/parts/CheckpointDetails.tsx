@@ -1,6 +1,6 @@
 import { Badge, Flex, Stack, Text } from "@chakra-ui/react";
-import { type ActionEntry, type CheckpointEntry, type CheckpointPage, type JobState, type OperatorDetails, useResource } from "../api";
-import { counted, formatBytes, formatCount, formatDuration, offsetText } from "../format";
+import { type ActionEntry, type CheckpointEntry, type CheckpointPage, type JobState, type OperatorDetails, type OperatorMetrics, useResource } from "../api";
+import { counted, formatBytes, formatCount, formatDuration, offsetText, sizeOf, sizeText } from "../format";
 import { BarChart } from "../pictures/BarChart";
 import { DurationBar } from "../pictures/DurationBar";
 import { isCheckpoint } from "../pictures/timelineLayout";
@@ -11,9 +11,11 @@ import { Folded } from "./Folded";
 import { CheckpointLink, PageLink, RestoreLink, RunLink } from "./links";
 import { FreshnessNotice, Loaded } from "./Loaded";
 import { LongText } from "./LongText";
+import { entriesText, type OperatorRow, OperatorTable } from "./OperatorTable";
 import { People } from "./People";
 import { ScrollingTable } from "./ScrollingTable";
 import { Section } from "./Section";
+import { OutputTable } from "./SinkTable";
 import { Time } from "./Time";
 
 interface Props {
@@ -40,7 +42,8 @@ export function CheckpointDetails({ address, base, job, id }: Props) {
           </Flex>
           <EntryFacts entry={found.entry} isRead={found.history_complete} />
           <CheckpointNeeds address={address} job={job} id={id} />
-          <Operators operators={found.operators} entry={found.entry} />
+          <Operators page={found} />
+          <Output entry={found.entry} />
           <Sources page={found} />
           <CheckpointDifference address={address} job={job} page={found} id={id} />
         </Stack>
@@ -91,9 +94,11 @@ function checkpointFacts(entry: CheckpointEntry): Fact[] {
     ["Duration", formatDuration(entry.duration_ms)],
     ["Rows read", formatCount(entry.rows_in)],
     ...Object.entries(entry.rows_out).map(([uid, rows]) => [`Rows written to ${uid}`, formatCount(rows)] as const),
-    ["State", formatBytes(entry.full_bytes)],
+    ["State", `${formatBytes(entry.full_bytes)} in files`],
     ["Written for it", `${formatBytes(entry.increment_bytes)}${entry.compaction_bytes === 0 ? "" : `, and ${formatBytes(entry.compaction_bytes)} by compactions`}`],
     ["Files", `${formatCount(entry.files)}, of which ${formatCount(entry.new_files)} are new`],
+    ...perSubtask(entry),
+    ["Manifest", formatBytes(entry.manifest_bytes)],
     ["CPU time", formatDuration(entry.cpu_ms)],
     ["Requests to storages", `${formatCount(entry.storage_requests)}; ${formatBytes(entry.storage_read_bytes)} read, ${formatBytes(entry.storage_written_bytes)} written`],
     ["Driver", entry.driver],
@@ -101,34 +106,38 @@ function checkpointFacts(entry: CheckpointEntry): Fact[] {
   ];
 }
 
-const OPERATOR_COLUMNS = ["Operator", "State", "Entries", "Files", "Rows in", "Rows out", "Late", "Skew", "Watermark"];
+/** Least, average and most over the subtasks that have state. */
+function perSubtask({ subtasks }: CheckpointEntry): Fact[] {
+  const shown = [
+    ["State", subtasks.full_bytes, formatBytes],
+    ["Written", subtasks.increment_bytes, formatBytes],
+    ["Snapshot", subtasks.sync_ms, formatDuration],
+  ] as const;
+  return shown.flatMap(([title, spread, format]) => (spread === undefined ? [] : [[`${title} per subtask`, `${format(spread.min)} to ${format(spread.max)}, on average ${format(spread.avg)}`] as const]));
+}
 
-function Operators({ operators, entry }: { operators: readonly OperatorDetails[]; entry: CheckpointPage["entry"] }) {
-  const metrics = entry !== null && isCheckpoint(entry) ? Object.entries(entry.operators) : [];
-  if (operators.length === 0 && metrics.length === 0) return null;
-  const rows = operators.length > 0 ? operators.map((each) => [each.uid, each.metrics, each] as const) : metrics.map(([uid, found]) => [uid, found, null] as const);
+interface KnownOperator extends OperatorRow {
+  /** Null if the job does not keep the checkpoint. */
+  details: OperatorDetails | null;
+}
+
+/** The operators as the manifest has them; if the job does not keep the checkpoint, as the record has them. */
+function operatorsOf({ operators, entry }: CheckpointPage): KnownOperator[] {
+  if (operators.length > 0)
+    return operators.map((each) => ({ uid: each.uid, full_bytes: each.size_bytes, live_bytes: each.live_bytes, files: each.files, watermark: each.watermark_at, metrics: each.metrics, details: each }));
+  if (entry === null || !isCheckpoint(entry)) return [];
+  return Object.entries(entry.operators).map(([uid, metrics]) => ({ uid, full_bytes: metrics.state_bytes, live_bytes: metrics.live_bytes, files: null, watermark: metrics.watermark_at, metrics, details: null }));
+}
+
+function Operators({ page }: { page: CheckpointPage }) {
+  const operators = operatorsOf(page);
+  if (operators.length === 0) return null;
   return (
     <Section title="Operators">
-      <ScrollingTable label="Operators of the checkpoint" columns={OPERATOR_COLUMNS}>
-        {rows.map(([uid, found, details]) => {
-          const watermark = details?.watermark_at ?? found?.watermark_at ?? null;
-          return (
-            <tr key={uid}>
-              <td className="name">{uid}</td>
-              <td className="line">{formatBytes(details?.size_bytes ?? found?.state_bytes ?? 0)}</td>
-              <td className="line">{found?.state_entries == null ? "not known" : `${found.state_entries_exact ? "" : "about "}${formatCount(found.state_entries)}`}</td>
-              <td>{details === null ? "" : formatCount(details.files)}</td>
-              {[found?.rows_in, found?.rows_out, found?.rows_late, found?.skew_ratio].map((value, index) => (
-                <td key={index}>{value === undefined ? "" : formatCount(value)}</td>
-              ))}
-              <td className="line">{watermark === null ? "none" : <Time at={watermark} full />}</td>
-            </tr>
-          );
-        })}
-      </ScrollingTable>
-      {operators.length === 0 && <Text color="fg.muted">The job does not keep the checkpoint: its subtasks and files are not known any more.</Text>}
+      <OperatorTable label="Operators of the checkpoint" operators={operators} />
+      {page.operators.length === 0 && <Text color="fg.muted">The job does not keep the checkpoint: its files, and most of its subtasks, are not known any more.</Text>}
       {operators.map((operator) => (
-        <Folded key={operator.uid} title={`${counted(operator.subtasks, "subtask")} of ${operator.uid}`}>
+        <Folded key={operator.uid} title={`${counted(operator.details?.subtasks ?? operator.metrics?.subtasks ?? 0, "subtask")} of ${operator.uid}`}>
           {() => <Subtasks operator={operator} />}
         </Folded>
       ))}
@@ -136,18 +145,25 @@ function Operators({ operators, entry }: { operators: readonly OperatorDetails[]
   );
 }
 
-const SUBTASK_COLUMNS = ["Subtask", "Key groups", "State", "Entries", "Files", "State backend"];
+const SUBTASK_COLUMNS = ["Subtask", "Key groups", "State", "Entries", "Files", "State backend", "Rows in", "In functions", "CPU"];
 
-function Subtasks({ operator: { uid, subtask_details: subtasks, key_names: names, key_types: types } }: { operator: OperatorDetails }) {
+function Subtasks({ operator: { uid, metrics, details } }: { operator: KnownOperator }) {
+  const { subtask_details: subtasks, key_names: names, key_types: types } = details ?? { subtask_details: [], key_names: [], key_types: [] };
   const key = names.map((name, index) => `${name} ${types[index] ?? ""}`.trim()).join(", ");
+  // The record has the work of the busiest subtasks only.
+  const work = new Map(metrics?.busiest.map((each) => [each.subtask, each]));
+  const isExact = metrics?.state_entries_exact ?? false;
   return (
     <Stack gap={2} mt={2}>
       {key !== "" && <Text overflowWrap="anywhere">Key: {key}</Text>}
-      <BarChart
-        title={`State of the subtasks of ${uid}`}
-        bars={subtasks.map(({ subtask, size_bytes: value }) => ({ key: String(subtask), name: `subtask ${subtask}`, value }))}
-        format={formatBytes}
-      />
+      <SpreadTable uid={uid} spread={metrics?.spread ?? {}} />
+      {subtasks.length > 0 && (
+        <BarChart
+          title={`State of the subtasks of ${uid}`}
+          bars={subtasks.map(({ subtask, live_bytes, size_bytes }) => ({ key: String(subtask), name: `subtask ${subtask}`, value: sizeOf({ live_bytes, full_bytes: size_bytes }) }))}
+          format={formatBytes}
+        />
+      )}
       <ScrollingTable label={`Subtasks of ${uid}`} columns={SUBTASK_COLUMNS}>
         {subtasks.map((each) => (
           <tr key={each.subtask}>
@@ -155,14 +171,76 @@ function Subtasks({ operator: { uid, subtask_details: subtasks, key_names: names
             <td className="line">
               {each.first_key_group}–{each.last_key_group}
             </td>
-            <td className="line">{formatBytes(each.size_bytes)}</td>
-            <td>{each.state_entries === null ? "not known" : formatCount(each.state_entries)}</td>
+            <td className="line">{sizeText({ live_bytes: each.live_bytes, full_bytes: each.size_bytes })}</td>
+            <td className="line">{entriesText({ ...each, state_entries_exact: isExact })}</td>
             <td>{formatCount(each.files)}</td>
             <td>{each.backend}</td>
+            <WorkCells work={work.get(each.subtask)} />
           </tr>
         ))}
+        {subtasks.length === 0 &&
+          [...work.values()].map((each) => (
+            <tr key={each.subtask}>
+              <td>{each.subtask}</td>
+              <td />
+              <td className="line">{formatBytes(each.state_bytes)} in files</td>
+              <td />
+              <td />
+              <td />
+              <WorkCells work={each} />
+            </tr>
+          ))}
       </ScrollingTable>
+      {metrics !== null && work.size < metrics.subtasks && <Text color="fg.muted">Rows and times are those of the last batch, and stored for the {formatCount(work.size)} busiest subtasks.</Text>}
     </Stack>
+  );
+}
+
+function WorkCells({ work }: { work: OperatorMetrics["busiest"][number] | undefined }) {
+  const texts = work === undefined ? ["", "", ""] : [formatCount(work.rows_in), formatDuration(work.function_ms), formatDuration(work.cpu_ms)];
+  return texts.map((text, index) => (
+    <td className="line" key={index}>
+      {text}
+    </td>
+  ));
+}
+
+const SPREADS: Readonly<Record<string, readonly [string, (value: number) => string]>> = {
+  rows_in: ["Rows in", formatCount],
+  state_bytes: ["State in files", formatBytes],
+  function_ms: ["In functions", formatDuration],
+  cpu_ms: ["CPU", formatDuration],
+};
+
+/** Least, average and most over all subtasks in the last batch. */
+function SpreadTable({ uid, spread }: { uid: string; spread: OperatorMetrics["spread"] }) {
+  const known = Object.entries(SPREADS).flatMap(([name, [title, format]]) => {
+    const found = spread[name];
+    return found === undefined ? [] : [{ title, texts: [found.min, found.avg, found.max].map(format) }];
+  });
+  if (known.length === 0) return null;
+  return (
+    <ScrollingTable label={`Spread over the subtasks of ${uid}`} columns={["Of a subtask, in the last batch", "Least", "Average", "Most"]}>
+      {known.map(({ title, texts }) => (
+        <tr key={title}>
+          <td className="name">{title}</td>
+          {texts.map((text, index) => (
+            <td className="line" key={index}>
+              {text}
+            </td>
+          ))}
+        </tr>
+      ))}
+    </ScrollingTable>
+  );
+}
+
+function Output({ entry }: { entry: CheckpointPage["entry"] }) {
+  if (entry === null || !isCheckpoint(entry) || Object.keys(entry.sinks).length === 0) return null;
+  return (
+    <Section title="Output">
+      <OutputTable sinks={entry.sinks} />
+    </Section>
   );
 }
 

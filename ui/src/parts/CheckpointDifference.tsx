@@ -1,17 +1,35 @@
 import { useState } from "react";
 import { type CheckpointPage, type JobState, useResource } from "../api";
-import { formatBytes, formatChange, formatCount, offsetText } from "../format";
+import { formatBytes, formatChange, formatCount, offsetText, type StateBytes } from "../format";
 import { isCheckpoint } from "../pictures/timelineLayout";
 import { SelectField } from "./Fields";
 import { Loaded } from "./Loaded";
 import { ScrollingTable } from "./ScrollingTable";
 import { Section } from "./Section";
 
-/** Sizes and entries by operator: of the files, or, if the job does not keep them, of the record. */
-function sizesOf({ operators, entry }: CheckpointPage): Map<string, { bytes: number; entries: number | null }> {
-  if (operators.length > 0) return new Map(operators.map((each) => [each.uid, { bytes: each.size_bytes, entries: each.metrics?.state_entries ?? null }]));
+interface Size extends StateBytes {
+  entries: number | null;
+}
+
+/** Sizes and entries by operator; if the job does not keep the files, as the record has them. */
+function sizesOf({ operators, entry }: CheckpointPage): Map<string, Size> {
+  if (operators.length > 0) return new Map(operators.map((each) => [each.uid, { full_bytes: each.size_bytes, live_bytes: each.live_bytes, entries: each.metrics?.state_entries ?? null }]));
   if (entry === null || !isCheckpoint(entry)) return new Map();
-  return new Map(Object.entries(entry.operators).map(([uid, each]) => [uid, { bytes: each.state_bytes, entries: each.state_entries }]));
+  return new Map(Object.entries(entry.operators).map(([uid, each]) => [uid, { full_bytes: each.state_bytes, live_bytes: each.live_bytes, entries: each.state_entries }]));
+}
+
+/** Null is not known, and undefined is none: the checkpoint does not have the operator. */
+type Found = Size | null | undefined;
+
+/** "1 kB → 2.5 kB (+1.5 kB) live"; the sizes of files unless all live sizes are known. */
+function changeText(old: Found, now: Found): string {
+  const areLive = [old, now].every((each) => each == null || each.live_bytes !== null);
+  const bytesOf = (each: Found) => (each == null ? each : areLive ? each.live_bytes : each.full_bytes);
+  return `${formatChange(bytesOf(old), bytesOf(now), formatBytes)} ${areLive ? "live" : "in files"}`;
+}
+
+function entriesOf(found: Found): number | null | undefined {
+  return found == null ? found : found.entries;
 }
 
 /** What differs from another checkpoint, at first the one that this one continued from. */
@@ -39,8 +57,8 @@ function DifferenceTable({ before, after }: { before: CheckpointPage; after: Che
       {uids.map((uid) => (
         <tr key={uid}>
           <td className="name">{uid}</td>
-          <td>{formatChange(old.size === 0 ? null : old.get(uid)?.bytes, now.size === 0 ? null : now.get(uid)?.bytes, formatBytes)}</td>
-          <td>{formatChange(old.size === 0 ? null : old.get(uid)?.entries, now.size === 0 ? null : now.get(uid)?.entries, formatCount)}</td>
+          <td>{changeText(old.size === 0 ? null : old.get(uid), now.size === 0 ? null : now.get(uid))}</td>
+          <td>{formatChange(entriesOf(old.size === 0 ? null : old.get(uid)), entriesOf(now.size === 0 ? null : now.get(uid)), formatCount)}</td>
         </tr>
       ))}
       {after.sources.map(({ uid, offset }) => (

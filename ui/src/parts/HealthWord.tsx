@@ -1,9 +1,14 @@
-import { Badge } from "@chakra-ui/react";
+import { Badge, Box, Text } from "@chakra-ui/react";
 import type { Backlog, Health } from "../api";
-import { formatTime } from "../format";
+import { HEALTH } from "../generated/health";
+import { Facts } from "./Facts";
+import { Folded } from "./Folded";
+import { Time } from "./Time";
+
+type Word = keyof typeof HEALTH;
 
 /** Each word with its colour, in the order in which a person should look at jobs. */
-const COLOURS: Record<Health["word"], string> = {
+const COLOURS: Record<Word, string> = {
   failing: "red",
   "waits-for-approval": "purple",
   retrying: "orange",
@@ -26,18 +31,34 @@ function wordsOf(word: string): string {
   return word.replaceAll("-", " ");
 }
 
-/**
- * The health of a job in a word; on hover, the words of which it is not known whether they apply, and when the input was
- * measured that a job has caught up with.
- */
+/** The health of a job in a word, which opens what it means, and what all other words mean. */
 export function HealthWord({ health, backlog }: { health: Health | null; backlog: Backlog | null }) {
   if (health === null) return null;
   const { word, unknown } = health;
-  const parts = unknown.length === 0 ? [] : [`Not known: ${unknown.map(wordsOf).join(", ")}`];
-  if (word === "caught-up" && backlog !== null && backlog.measured_at !== null) parts.push(`As of ${formatTime(backlog.measured_at)}`);
+  const measuredAt = word === "caught-up" ? (backlog?.measured_at ?? null) : null;
   return (
-    <Badge colorPalette={COLOURS[word]} variant="subtle" title={parts.join(". ") || undefined}>
-      {wordsOf(word)}
-    </Badge>
+    <Box maxW="36rem">
+      <Folded
+        title={
+          <Badge colorPalette={COLOURS[word]} variant="subtle">
+            {wordsOf(word)}
+          </Badge>
+        }
+      >
+        {() => (
+          <Box fontSize="sm" mt={2} aria-label="What the health means" role="group">
+            <Text>{HEALTH[word]}</Text>
+            {measuredAt !== null && (
+              <Text>
+                It measured that <Time at={measuredAt} />.
+              </Text>
+            )}
+            {unknown.length > 0 && <Text>It is not known whether one of these applies: {unknown.map(wordsOf).join(", ")}.</Text>}
+            <Text mt={2}>The first of these words that applies is shown:</Text>
+            <Facts facts={Object.entries(HEALTH).map(([each, meaning]) => [wordsOf(each), meaning] as const)} />
+          </Box>
+        )}
+      </Folded>
+    </Box>
   );
 }

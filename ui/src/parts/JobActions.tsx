@@ -186,7 +186,7 @@ function Commands({ jobRoot }: { jobRoot: string }) {
     <details>
       <summary>Commands for a run, a savepoint and a stop</summary>
       <Stack gap={2} mt={2}>
-        {!isStandalone && <Text color="fg.muted">No DAG runs this job.</Text>}
+        <Text color="fg.muted">{isStandalone ? "This server does not know Airflow: a DAG may run the job." : "No DAG that you may read runs this job."}</Text>
         <CommandsWithFiles jobFile={null} commands={(files) => [runCommand(jobRoot, files), savepointCommand(jobRoot), stopCommand(jobRoot)]} />
       </Stack>
     </details>

@@ -1,11 +1,11 @@
 import { Heading, Stack } from "@chakra-ui/react";
 import { memo } from "react";
-import { type CheckpointEntry, type Entry, isWhole, type PointPage, type RunSummary, useResource } from "../api";
-import { formatBytes, formatCount, formatDuration } from "../format";
+import { type CheckpointSummary, type Entry, isWhole, type PointPage, type RunSummary, useResource } from "../api";
+import { formatBytes, formatCount, formatDuration, sizeText } from "../format";
 import { isCheckpoint } from "../pictures/timelineLayout";
 import { isRestorable } from "../targets";
 import { type Filter, Filters, useFilters } from "./Filters";
-import { CheckpointLink, RestoreLink, RunLink } from "./links";
+import { CheckpointLink, RestoreLink, runName, RunLink } from "./links";
 import { Loaded, Notice } from "./Loaded";
 import { headOf } from "./LongText";
 import { Pager, usePages } from "./Pager";
@@ -30,7 +30,7 @@ function filtersOf(runs: readonly RunSummary[]): Filter[] {
       name: "generation",
       label: "Run",
       type: "choice",
-      choices: [["", "all"], ...runs.map((run) => [String(run.generation), run.run === null ? `generation ${run.generation}` : `run ${run.run}`] as const)],
+      choices: [["", "all"], ...runs.map((run) => [String(run.generation), runName(run.run, run.generation)] as const)],
     },
     { name: "since", label: "Since", type: "moment" },
     { name: "until", label: "Until", type: "moment" },
@@ -111,8 +111,8 @@ const PointRow = memo(function PointRow({ point, base, isNewest }: { point: Entr
   );
 });
 
-function Numbers({ checkpoint }: { checkpoint: CheckpointEntry | null }) {
-  const texts = checkpoint === null ? ["", "", ""] : [formatCount(checkpoint.rows_in), formatBytes(checkpoint.increment_bytes), formatBytes(checkpoint.full_bytes)];
+function Numbers({ checkpoint }: { checkpoint: CheckpointSummary | null }) {
+  const texts = checkpoint === null ? ["", "", ""] : [formatCount(checkpoint.rows_in), formatBytes(checkpoint.increment_bytes), sizeText(checkpoint)];
   return texts.map((text, index) => (
     <td className="line" key={index} data-title={NUMBERS[index]}>
       {text}

@@ -1,7 +1,7 @@
 import { Box, Flex, SimpleGrid, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import type { JobState, OperatorStatus, Resource, TimelinePage } from "../api";
-import { counted, formatBytes, formatDuration, offsetText, stateText } from "../format";
+import { counted, formatBytes, formatDuration, offsetText, sizeOf, sizesName, stateText } from "../format";
 import { DurationBar } from "../pictures/DurationBar";
 import { TrendLine } from "../pictures/TrendLine";
 import { LastSavepoint } from "./LastSavepoint";
@@ -18,8 +18,10 @@ export function StateTiles({ job, history, base }: { job: JobState; history: Res
       <Tile title="State">
         {stateText(job)}
         <div>
-          <TrendLine sizes={job.state_sizes.map((size) => size.full_bytes)} />
+          <TrendLine sizes={job.state_sizes.map(sizeOf)} />
         </div>
+        {job.state_sizes.length > 1 && <Remark>The line has the {sizesName(job.state_sizes)}.</Remark>}
+        {job.live_bytes !== null && job.full_bytes !== null && <Remark>{formatBytes(job.full_bytes)} in files, which also have overwritten and deleted entries</Remark>}
         <Shares operators={job.operators} />
       </Tile>
       <Tile title="Input waiting">
@@ -84,11 +86,12 @@ function NewestTile({ job: { newest, checkpoint_id: id } }: { job: JobState }) {
 
 /** The largest states as bars. */
 function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
-  const largest = [...operators].sort((a, b) => b.size_bytes - a.size_bytes);
-  const most = largest[0]?.size_bytes ?? 0;
+  const sizes = operators.map(({ uid, live_bytes, size_bytes }) => ({ uid, bytes: sizeOf({ live_bytes, full_bytes: size_bytes }) }));
+  const largest = sizes.sort((a, b) => b.bytes - a.bytes);
+  const most = largest[0]?.bytes ?? 0;
   return (
     <>
-      {largest.slice(0, MOST_IN_TILE).map(({ uid, size_bytes: bytes }) => (
+      {largest.slice(0, MOST_IN_TILE).map(({ uid, bytes }) => (
         <Flex key={uid} align="center" gap={2} fontSize="xs" color="fg.muted">
           <Text width="6rem" flexShrink={0} truncate title={uid}>
             {uid}

@@ -47,10 +47,15 @@ export function PageLink({ to, children }: { to: string; children: ReactNode }) 
   );
 }
 
+/** "run 3"; a run whose number is not known has the number of its start in the log. */
+export function runName(run: number | null, generation: number): string {
+  return run === null ? `run of generation ${generation}` : `run ${run}`;
+}
+
 /** A link to the page of a run of the job. */
 export function RunLink({ generation, run }: { generation: number; run: number | null }) {
   const base = useBase();
-  return <PageLink to={runPath(base, generation)}>{run === null ? `run of generation ${generation}` : `run ${run}`}</PageLink>;
+  return <PageLink to={runPath(base, generation)}>{runName(run, generation)}</PageLink>;
 }
 
 /** A link that shows the details of a checkpoint of the job beside the present page. */

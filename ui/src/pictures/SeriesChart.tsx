@@ -17,6 +17,8 @@ export type Range = readonly [number, number];
 
 interface Props {
   title: string;
+  /** What the numbers are, if the title does not say it. */
+  note: string;
   data: SeriesData;
   /** Writes a number with its unit. */
   format: (value: number) => string;
@@ -42,7 +44,7 @@ export function columnsOf({ values, undone }: SeriesData): uPlot.AlignedData {
 
 /** A number by checkpoint, in the order of checkpoints. Dragging over the chart shows only that part. */
 export function SeriesChart(props: Props) {
-  const { title, data, format, hovered, range } = props;
+  const { title, note, data, format, hovered, range } = props;
   const box = useRef<HTMLDivElement>(null);
   useChart(box, props);
   const at = hovered ?? data.ids.length - 1;
@@ -53,7 +55,10 @@ export function SeriesChart(props: Props) {
     <Box as="figure" borderWidth="1px" borderRadius="md" p={3} minW={0}>
       <style>{styles}</style>
       <Flex as="figcaption" justify="space-between" gap={2} fontSize="sm" wrap="wrap">
-        <Text fontWeight="medium">{title}</Text>
+        <Text>
+          <strong>{title}</strong>
+          {note !== "" && ` (${note})`}
+        </Text>
         <Text color="fg.muted">
           checkpoint {data.ids[at]}: {now === undefined ? "" : format(now)}
           {data.undone[at] === true && ", undone"}
