@@ -1,17 +1,26 @@
-"""What the demo relies on: expected rows, and a comparison that finds every difference."""
+"""What the demo relies on: expected rows, and a comparison that finds every difference; and the demo in a bucket."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import demo
 import pytest
+from deltalake import DeltaTable
 from flights_demo import compare, expected
 from flights_demo.client import AirflowClient, AirflowError
+from flights_demo.flights import csv_file
+from flights_demo.layout import Layout
+from flights_demo.screen import Screen
 
 from tests.servers.hostile import HostileServer, answer, hostile_server
+from tests.support import root_files
 
 
 def test_expected_rows_are_those_that_were_computed_by_hand() -> None:
@@ -82,3 +91,25 @@ def test_any_other_failure_is_an_error_at_once(airflow: HostileServer) -> None:
     with pytest.raises(AirflowError):
         AirflowClient(f"http://{airflow.host}", "admin", "admin").run_state("flights", "one")
     assert len(ANSWERS) == 1
+
+
+# -- the demo in a bucket ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow(reason="processes a year of flights on Spark, in six runs")
+def test_the_demo_in_a_bucket_is_killed_and_restored_and_its_tables_have_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `make demo-bucket` runs it; the files of the S3 server are the objects."""
+    monkeypatch.delenv("STATEFLOW_DEMO_BUCKET", raising=False)
+    # The demo adds the credentials of its server.
+    with mock.patch.dict(os.environ):
+        assert demo.run_in_bucket(Screen(), Layout(tmp_path)) == 0
+    year = tmp_path / "s3" / "demo" / "year"
+    flights = expected.read_flights(csv_file())
+    for name, rows in (("delays", expected.expected_delays), ("routes", expected.expected_routes)):
+        found = compare.in_order(DeltaTable(year / "tables" / name).to_pyarrow_table(), name)
+        assert compare.compare(name, found, compare.expected_table(rows(flights), name)).equal
+    # The second quarter ran again after the kill, the third one after the restore.
+    actions = [record["kind"] for record in root_files.history(year / "jobs" / "flights") if "kind" in record]
+    assert actions == ["run", "run", "run", "savepoint", "run", "restore", "run", "run"]

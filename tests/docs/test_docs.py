@@ -202,7 +202,7 @@ _PROSE = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(DOCS / "guides").glob
 
 def _commands(text: str) -> Iterator[list[str]]:
     """The commands of stateflow that a page has; those in a pipe without what follows."""
-    for block in (block for language in ("", "bash", "console") for block in blocks(text, language)):
+    for block in (block for language in ("", "bash", "console", "sh") for block in blocks(text, language)):
         for line in block.replace("\\\n", " ").splitlines():
             if found := re.match(r"(?:! )?stateflow (.*)", line):
                 words = shlex.split(found[1].replace("$(", "("), comments=True)

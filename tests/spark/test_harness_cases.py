@@ -25,6 +25,7 @@ from tests.windows import test_flink_cases as windows
 from tests.windows import test_window_functions as window_functions
 
 _OF_MATRIX = {
+    windows.test_tumbling_event_time_windows,
     windows.test_session_windows,
     windows.test_a_count_trigger_purges_the_global_window,
     window_functions.test_an_aggregate_is_passed_to_the_window_function,
@@ -38,7 +39,7 @@ _OF_MATRIX = {
     changelogs.test_proc_time_keep_last,
     patterns.test_partial_matches_that_exceed_the_time_limit_go_to_a_side_output,
 }
-"""A few tests of each kind of operator, which other versions of Spark run."""
+"""A few tests of each kind of operator, which other versions of Spark run; windows by rows and by columns."""
 
 pytestmark = [
     pytest.mark.spark,

@@ -1,8 +1,10 @@
-"""What other folders test without Spark, once on it: windows, operator state, dead letters, sources."""
+"""What other folders test without Spark, once on it: windows, operator state, dead letters, sources, sinks."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,12 +13,17 @@ import pytest
 from stateflow.testing.sinks import FolderSink
 from tests.recovery.test_backends import check_collected, check_rated
 from tests.runtime.jobs import letters
+from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.otlp import otlp_collector
+from tests.servers.postgres import Postgres, postgres_server
+from tests.spark.jobs import sinks
 from tests.spark.processes import ModuleJob, observed_runs
+from tests.support import file_tables, staged_tables
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import KILLED, AccountsJob
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import spawn
+from tests.support.table_jobs import committed
 from tests.windows.windows_job import WindowsJob
 
 pytestmark = pytest.mark.spark
@@ -79,6 +86,59 @@ def test_runs_over_a_source_in_python_read_each_row_once_also_after_a_kill(tmp_p
         job.finish(job__arrow="yes")
         job.check_rows()
         assert job.finish().result["idle"]
+
+
+class SinksJob(ModuleJob):
+    """The job of `tests/spark/jobs/sinks.py`, whose batches have one file each."""
+
+    def __init__(self, folder: Path, kafka: Kafka, server: Postgres) -> None:
+        self.kafka, self.server, self.lake = kafka, server, folder / "lake"
+        super().__init__(
+            folder, sinks, parallelism=2, source__max_files_per_batch=1,
+            job__lake=self.lake, job__brokers=kafka.address, job__postgres=server.conninfo,
+        )  # fmt: skip
+        self.variables = server.variables
+        self.totals: Counter[str] = Counter()
+        self.emitted: Counter[tuple[str, int]] = Counter()
+        staged_tables.create_catalog(self.lake)
+        kafka.create("totals")
+        (folder / "in").mkdir()
+
+    def deliver(self, **numbers: int) -> None:
+        lines = [json.dumps({"name": name, "number": number}) for name, number in numbers.items()]
+        (self.folder / "in" / f"{self.emitted.total()}.json").write_text("\n".join(lines))
+        self.totals.update(numbers)
+        self.emitted.update((name, self.totals[name]) for name in numbers)
+
+    def published(self) -> dict[str, Counter[tuple[str, int]]]:
+        """The rows of each table, as its own client reads them."""
+        tables = {
+            "files": file_tables.rows(self.folder / "files"),
+            "iceberg": staged_tables.iceberg_rows(staged_tables.catalog_in(self.lake).load_table("db.totals")),
+            "kafka": [json.loads(message.value() or b"") for message in committed(self.kafka.address, "totals")],
+            "postgres": self.server.rows("public.totals"),
+        }
+        return {kind: Counter((row["name"], row["number"]) for row in rows) for kind, rows in tables.items()}
+
+
+@pytest.fixture
+def to_each_sink(tmp_path: Path) -> Iterator[SinksJob]:
+    with kafka_broker(tmp_path / "kafka") as kafka, postgres_server() as server:
+        with closing(SinksJob(tmp_path / "job", kafka, server)) as job:
+            yield job
+
+
+@pytest.mark.matrix
+@_slow
+def test_sinks_of_each_kind_get_each_row_once_although_a_run_is_killed_between_two(to_each_sink: SinksJob) -> None:
+    job = to_each_sink
+    job.deliver(a=1, b=2, c=3)
+    job.reach("publish.before:3")
+    assert sorted(map(len, job.published().values())) == [0, 0, 3, 3]
+    job.deliver(b=20, c=30, d=40)
+    job.finish()
+    upserted = Counter(job.totals.items())
+    assert job.published() == {**dict.fromkeys(("files", "iceberg", "kafka"), job.emitted), "postgres": upserted}
 
 
 @_slow

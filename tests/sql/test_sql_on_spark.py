@@ -167,6 +167,7 @@ class SqlJob(JobFixture):
         assert self.rows("owned") == Counter([("three", sum(amount > 2 for amount in amounts[3]))])
 
 
+@pytest.mark.matrix
 @pytest.mark.slow(reason="Spark computes each query")
 def test_statements_on_spark_continue_from_a_checkpoint_with_more_rows(tmp_path: Path) -> None:
     job = SqlJob(tmp_path / "job")

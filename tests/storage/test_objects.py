@@ -16,12 +16,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 from urllib.parse import unquote
 
+import httpx
 import obstore
 import pytest
 from obstore import exceptions
@@ -700,24 +702,40 @@ def test_an_upload_in_parts_whose_last_answer_is_lost_is_stored(
 # -- blocks that a writer has left in Azure ---------------------------------------------------------------------------
 
 
-def _put_block(azure: Mapping[str, str], key: str, number: str, content: bytes) -> None:
-    query = {"comp": "block", "blockid": base64.b64encode(number.encode()).decode()}
-    azure_request(azure["AZURE_ENDPOINT"], "PUT", f"container/{key}", query, content).raise_for_status()
+@dataclass(frozen=True)
+class _Azure:
+    """An empty folder of Azure, as stateflow and as another program uses it. `endpoint`: of the server."""
+
+    storage: Storage
+    endpoint: str
+
+    def send(self, method: str, key: str, query: Mapping[str, str] = {}, content: bytes = b"") -> httpx.Response:
+        path = f"{self.storage.uri.removeprefix('az://')}/{key}"
+        return azure_request(self.endpoint, method, path, query, content)
+
+    def put_block(self, key: str, number: str, content: bytes) -> None:
+        query = {"comp": "block", "blockid": base64.b64encode(number.encode()).decode()}
+        self.send("PUT", key, query, content).raise_for_status()
+
+
+@pytest.fixture
+def in_azure(azure: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> _Azure:
+    """Files of more than ten bytes are uploaded in blocks."""
+    _use(azure, monkeypatch)
+    monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
+    return _Azure(open_storage(f"az://container/left/{next(_numbers)}"), azure["AZURE_ENDPOINT"])
 
 
 @pytest.mark.long(reason="starts a server of Azure's API")
 def test_blocks_that_a_dead_writer_has_left_are_not_an_object_and_stop_no_other_writer(
-    azure: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_azure: _Azure, tmp_path: Path
 ) -> None:
-    _use(azure, monkeypatch)
-    monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
-    folder = f"left/{next(_numbers)}"
-    storage, small, large = open_storage(f"az://container/{folder}"), b"x", random.Random(1).randbytes(1000)
+    storage, small, large = in_azure.storage, b"x", random.Random(1).randbytes(1000)
     # As long as the ids of obstore.
     numbers = [f"{number:032x}" for number in range(2)]
     for key in ("small", "large", "never"):
         for number in numbers:
-            _put_block(azure, f"{folder}/{key}", number, b"of the dead writer")
+            in_azure.put_block(key, number, b"of the dead writer")
     assert storage.list("") == [] and storage.list_folder("").files == () and storage.info("small") is None
     with raises(MissingFile, key="small"):
         storage.get("small")
@@ -729,25 +747,21 @@ def test_blocks_that_a_dead_writer_has_left_are_not_an_object_and_stop_no_other_
     ids = "".join(f"<Uncommitted>{base64.b64encode(each.encode()).decode()}</Uncommitted>" for each in numbers)
     for key in ("small", "large"):
         blocks = f"<?xml version='1.0' encoding='utf-8'?><BlockList>{ids}</BlockList>".encode()
-        path = f"container/{folder}/{key}"
-        late = azure_request(azure["AZURE_ENDPOINT"], "PUT", path, {"comp": "blocklist"}, blocks)
+        late = in_azure.send("PUT", key, {"comp": "blocklist"}, blocks)
         assert (late.status_code, late.headers["x-ms-error-code"]) == (400, "InvalidBlockList")
     assert (storage.get("small"), storage.get("large")) == (small, large)
 
 
 @pytest.mark.long(reason="starts a server of Azure's API")
 def test_blocks_of_another_program_with_ids_of_another_length_are_named_with_the_way_out(
-    azure: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_azure: _Azure, tmp_path: Path
 ) -> None:
-    _use(azure, monkeypatch)
-    monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
-    folder = f"left/{next(_numbers)}"
-    storage = open_storage(f"az://container/{folder}")
-    _put_block(azure, f"{folder}/a", "short", b"x")
+    storage = in_azure.storage
+    in_azure.put_block("a", "short", b"x")
     with raises(ConfigError, storage=storage.uri, key="a", answer="InvalidBlobOrBlock") as refused:
         storage.put_file("a", _file(tmp_path / "file", bytes(1000)))
     assert "uncommitted" in refused.value.hint
-    azure_request(azure["AZURE_ENDPOINT"], "DELETE", f"container/{folder}/a").raise_for_status()
+    in_azure.send("DELETE", "a").raise_for_status()
     storage.put_file("a", tmp_path / "file")
     assert storage.get("a") == bytes(1000)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -20,15 +21,20 @@ import httpx
 import psutil
 import pytest
 
+from tests.docs.pages import blocks, read
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import ROOT, files_with, s3_server
 from tests.servers.yarn import Yarn, yarn_server
+from tests.support import delta_tables, local_flights
+from tests.support.job_fixture import multiset
 from tests.support.processes import wait_for
-from tests.support.submissions import DEADLINE, YarnSubmission
+from tests.support.submissions import DEADLINE, SPARK, YarnSubmission
 
 pytestmark = [pytest.mark.slow(reason="starts YARN, and Spark in its containers"), pytest.mark.spark]
 
 _SECRET = "what-nobody-may-see"
+_HADOOP_CONF, _NAME_NODE = "/etc/hadoop/conf", "webhdfs://namenode:9870"
+"""Places of a user's cluster, as the guide names them."""
 
 
 @pytest.fixture(scope="module")
@@ -366,14 +372,26 @@ def test_the_resource_manager_restarts_and_the_run_and_its_follower_continue(sub
     submission.assert_nothing_is_left()
 
 
-def test_a_job_root_in_a_bucket_and_an_environment_that_is_shipped(submission: YarnSubmission, tmp_path: Path) -> None:
-    """As in the guide: `--archives environment.tar.gz#environment`. Python in it notes who has started it."""
-    python, started = tmp_path / "bin" / "python", tmp_path / "started"
+def _pack_environment(folder: Path) -> Path:
+    """Writes the archive of an environment whose Python notes who has started it; returns the file of the notes."""
+    python, started = folder / "bin" / "python", folder / "started"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\necho "$PWD" >>"{started}"\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
+    with tarfile.open(folder / "environment.tar.gz", "w:gz") as archive:
         archive.add(python, "bin/python")
+    return started
+
+
+def _check_containers(started: Path) -> None:
+    """The containers of driver and executor have started the Python of the archive."""
+    folders = {Path(line).name for line in started.read_text().splitlines()}
+    assert len(folders) == 2 and all(name.startswith("container_") for name in folders)
+
+
+def test_a_job_root_in_a_bucket_and_an_environment_that_is_shipped(submission: YarnSubmission, tmp_path: Path) -> None:
+    """As in the guide: `--archives environment.tar.gz#environment`."""
+    started = _pack_environment(tmp_path)
     environment = "./environment/bin/python"
     with s3_server(tmp_path / "s3", "bucket") as variables:
         submission.job_root = "s3://bucket/jobs/one"
@@ -382,13 +400,46 @@ def test_a_job_root_in_a_bucket_and_an_environment_that_is_shipped(submission: Y
         process = submission.start(*archives, "--conf", f"spark.pyspark.python={environment}", **variables)
         assert submission.finish(process) == 0, submission.log()
         assert submission.counts() == [("a", 1), ("b", 1)]
-        folders = {Path(line).name for line in started.read_text().splitlines()}
-        # The containers of driver and executor.
-        assert len(folders) == 2 and all(name.startswith("container_") for name in folders)
+        _check_containers(started)
         # The bucket has what a job root has, and the host of the driver got nothing in its place.
         assert any((tmp_path / "s3" / "data" / "bucket" / "jobs" / "one" / "log").iterdir())
         assert not submission.root.exists()
     submission.assert_nothing_is_left()
+
+
+def test_the_command_of_the_guide_runs_a_job_and_prints_what_the_guide_shows(yarn: Yarn, tmp_path: Path) -> None:
+    command, shown = blocks(read("run-on-yarn"))[:2]
+    started = _pack_environment(tmp_path)
+    shutil.copy(local_flights.FLIGHTS, tmp_path)
+    first, *later = local_flights.stage(tmp_path / "flights")
+    for file in later:
+        file.unlink()
+    data = f'[job]\nflights = "{tmp_path}/flights"\ntables = "{tmp_path}/tables"\n'
+    (tmp_path / "flights.toml").write_text(f"[storage]\nshared = true\n{data}")
+    # What the administrators of a cluster have set.
+    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in yarn.conf().items()))
+    with patch.dict(os.environ, {"HADOOP_USER_NAME": "hdfs"}), hdfs_server(tmp_path / "hdfs") as hdfs:
+        for named, meant in ((_HADOOP_CONF, yarn.variables["HADOOP_CONF_DIR"]), (_NAME_NODE, hdfs.address)):
+            assert named in command
+            command = command.replace(named, meant)
+        path = f"{sys.prefix}/bin:{os.environ['PATH']}"
+        own = {"PATH": path, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(SPARK), "SPARK_CONF_DIR": str(tmp_path)}
+        done = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=DEADLINE,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert _without_chance(done.stderr + done.stdout) == _without_chance(shown)
+    for table, wanted in local_flights.expected([first]).items():
+        assert multiset(delta_tables.rows(tmp_path / "tables" / table)) == multiset(wanted), table
+    _check_containers(started)
+
+
+def _without_chance(printed: str) -> list[str]:
+    """The lines that a command prints, without times, ids and addresses."""
+    for chance in (r"^\S+Z ", r"\b[0-9a-f]{32}\b", r"(?<=application_)\d+_\d+", r"http://\S+", r"[\d.]+(?= s$)"):
+        printed = re.sub(chance, "", printed, flags=re.MULTILINE)
+    return printed.splitlines()
 
 
 @pytest.mark.parametrize(
