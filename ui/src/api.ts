@@ -50,7 +50,6 @@ export type SourceChange = Schemas["SourceChange"];
 export type SourceStatus = Schemas["SourceStatus"];
 export type StateChange = Schemas["StateChange"];
 export type TimelinePage = Schemas["TimelinePage"];
-export type TimelinePoint = CheckpointSummary;
 
 /** Whether an object was made of all records of a history. */
 export function isWhole({ history_complete: complete, history_truncated: truncated }: Freshness): boolean {

@@ -1,5 +1,5 @@
 // The points to which a restore can return, from what a job keeps.
-import type { ActionEntry, Entry, RunSummary, Savepoint, TimelinePoint } from "./api";
+import type { ActionEntry, CheckpointSummary, Entry, RunSummary, Savepoint } from "./api";
 import { isCheckpoint, type Mark } from "./pictures/timelineLayout";
 import { type Deployment, deploymentsOf } from "./runs";
 
@@ -44,7 +44,7 @@ export function isBelow(location: string, folder: string): boolean {
 }
 
 /** Whether a restore can return to a point. One that is undone and still kept is kept only by a reader's pin. */
-export function isRestorable({ checkpoint_id: id, retained, undone }: Pick<TimelinePoint | Entry, "checkpoint_id" | "retained" | "undone">): boolean {
+export function isRestorable({ checkpoint_id: id, retained, undone }: Pick<CheckpointSummary | Entry, "checkpoint_id" | "retained" | "undone">): boolean {
   return id !== null && retained === true && undone !== true;
 }
 
@@ -65,7 +65,7 @@ export function targetOf({ kind, entries, newest }: Mark, actions: readonly Acti
 }
 
 /** By checkpoint that is not undone, the rows of the completed checkpoints after it. */
-export function rowsAfterEach(checkpoints: readonly TimelinePoint[]): ReadonlyMap<number | null, number> {
+export function rowsAfterEach(checkpoints: readonly CheckpointSummary[]): ReadonlyMap<number | null, number> {
   const live = checkpoints.filter((each) => each.checkpoint_id !== null && each.undone === false).sort((a, b) => (b.checkpoint_id ?? 0) - (a.checkpoint_id ?? 0));
   const after = new Map<number | null, number>();
   let rows = 0;

@@ -6,7 +6,7 @@ import { MemoryRouter } from "react-router-dom";
 import { expect, vi } from "vitest";
 import { App } from "./App";
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, RunSummary, Savepoint, TimelinePage, TimelinePoint } from "./api";
+import type { ActionEntry, CheckpointSummary, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, RunSummary, Savepoint, TimelinePage } from "./api";
 
 export const HOSTILE = "<img src=x onerror=alert(1)>";
 export const CURRENT = { history_complete: true, history_truncated: false, last_read_at: null, problem: null };
@@ -87,7 +87,7 @@ export const state: JobState = {
   history_changed: null,
   failure: { generation: 9, failed_at: null, code: "corrupt-input", message: HOSTILE },
 };
-export const point = (id: number, run: number): TimelinePoint => ({
+export const point = (id: number, run: number): CheckpointSummary => ({
   kind: "checkpoint",
   failure: null,
   live_bytes: null,

@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, Input, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { isStandalone, type JobList, type JobRow as Row } from "../api";
-import { formatCount, stateText } from "../format";
+import { formatCount, sizeOf, stateText } from "../format";
 import { isMissing, useJobs } from "../jobs";
 import { HealthWord, severityOf } from "../parts/HealthWord";
 import { FoldedActions, WaitingApprovalsOf } from "../parts/JobActions";
@@ -195,7 +195,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <td className="line">
         {stateText(job)}
         <Box as="span" display={{ base: "none", md: "inline-block" }} verticalAlign="middle" ml={2}>
-          <TrendLine sizes={job.state_sizes.map((size) => size.full_bytes)} />
+          <TrendLine sizes={job.state_sizes.map(sizeOf)} />
         </Box>
       </td>
       <td className="line">

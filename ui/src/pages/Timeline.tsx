@@ -1,7 +1,7 @@
 import { Box, Button, Heading, Stack, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
 import { useSearchParams } from "react-router-dom";
-import type { ActionEntry, TimelinePage, TimelinePoint } from "../api";
+import type { ActionEntry, CheckpointSummary, TimelinePage } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { useHistoryPart, useNewest } from "../history";
 import { type Fact, Facts, factsText } from "../parts/Facts";
@@ -159,11 +159,11 @@ function Details({ mark, target, base, onExpand }: DetailsProps) {
   );
 }
 
-function sum(points: readonly TimelinePoint[], value: (point: TimelinePoint) => number): number {
+function sum(points: readonly CheckpointSummary[], value: (point: CheckpointSummary) => number): number {
   return points.reduce((total, point) => total + value(point), 0);
 }
 
-function CheckpointFacts({ points }: { points: readonly TimelinePoint[] }) {
+function CheckpointFacts({ points }: { points: readonly CheckpointSummary[] }) {
   const newest = points.at(-1);
   if (newest === undefined) return null;
   return (

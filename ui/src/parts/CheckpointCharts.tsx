@@ -1,6 +1,6 @@
 import { Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
-import type { Resource, TimelinePage, TimelinePoint } from "../api";
+import type { CheckpointSummary, Resource, TimelinePage } from "../api";
 import { formatBytes, formatCount, formatDuration, sizeOf, sizesName } from "../format";
 import { type HistoryPart, useHistoryPart } from "../history";
 import { type Range, SeriesChart, type SeriesData } from "../pictures/SeriesChart";
@@ -9,8 +9,8 @@ import { headOf } from "./LongText";
 
 const CHARTS = [
   ["State", sizeOf, formatBytes],
-  ["Rows read", (point: TimelinePoint) => point.rows_in, formatCount],
-  ["Duration", (point: TimelinePoint) => point.duration_ms, formatDuration],
+  ["Rows read", (point: CheckpointSummary) => point.rows_in, formatCount],
+  ["Duration", (point: CheckpointSummary) => point.duration_ms, formatDuration],
 ] as const;
 
 /** As many checkpoints are shown at first; the buttons show the others. */
@@ -44,7 +44,7 @@ export function zoomed([from, to]: Range, factor: number, last: number): Range {
   return partAt(Math.round((from + to + 1 - length) / 2), length, last);
 }
 
-function Charts({ points, part }: { points: readonly TimelinePoint[]; part: HistoryPart }) {
+function Charts({ points, part }: { points: readonly CheckpointSummary[]; part: HistoryPart }) {
   const { problem } = part.resource;
   const last = points.length - 1;
   const [hovered, setHovered] = useState<number | null>(null);
@@ -81,7 +81,7 @@ function Charts({ points, part }: { points: readonly TimelinePoint[]; part: Hist
 }
 
 /** The part that is shown. It has the same checkpoints when the list gets older or newer ones; at first, the newest ones. */
-function useRange(points: readonly TimelinePoint[]): [Range, (range: Range) => void] {
+function useRange(points: readonly CheckpointSummary[]): [Range, (range: Range) => void] {
   const [chosen, setChosen] = useState<readonly [number, number] | null>(null);
   const range = useMemo((): Range => {
     const last = points.length - 1;

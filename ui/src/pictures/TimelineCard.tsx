@@ -1,5 +1,5 @@
 import { Box, Text } from "@chakra-ui/react";
-import type { TimelinePoint } from "../api";
+import type { CheckpointSummary } from "../api";
 import { formatBytes, formatCount, formatDuration, formatTime } from "../format";
 import { peopleText } from "../parts/People";
 import { isCheckpoint, type Mark } from "./timelineLayout";
@@ -7,10 +7,10 @@ import { titleOf } from "./TimelineMarks";
 
 const WIDTH = 280;
 
-function checkpointLines(points: readonly TimelinePoint[]): string[] {
+function checkpointLines(points: readonly CheckpointSummary[]): string[] {
   const newest = points.at(-1);
   if (newest === undefined) return [];
-  const sum = (value: (point: TimelinePoint) => number) => points.reduce((total, point) => total + value(point), 0);
+  const sum = (value: (point: CheckpointSummary) => number) => points.reduce((total, point) => total + value(point), 0);
   const kept = points.filter((point) => point.retained).length;
   return [
     `run ${newest.run}; ${formatCount(sum((point) => point.rows_in))} rows in ${formatDuration(sum((point) => point.duration_ms))}`,

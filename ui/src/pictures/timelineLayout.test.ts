@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
-import type { ActionEntry, TimelinePoint } from "../api";
+import type { ActionEntry, CheckpointSummary } from "../api";
 import { inOrder, layOut, type TimelineRecord } from "./timelineLayout";
 
 const at = (minute: number) => new Date(Date.UTC(2026, 0, 31, 3, minute)).toISOString();
 
-function checkpoint(id: number, run: number, more: Partial<TimelinePoint> = {}): TimelinePoint {
+function checkpoint(id: number, run: number, more: Partial<CheckpointSummary> = {}): CheckpointSummary {
   return {
     checkpoint_id: id,
     previous_checkpoint_id: null,

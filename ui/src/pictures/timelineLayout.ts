@@ -1,10 +1,10 @@
 // Where the records of a job's history are in its timeline: a slot from left to right in the order of the log, and a
 // lane from top to bottom. Lane 0 is the history of the present state; the lanes below are branches that restores have
 // undone. Pure: records in, places out; a slot and a lane are whole numbers, and pixels are the picture's business.
-import type { ActionEntry, CheckpointEntry, TimelinePage, TimelinePoint } from "../api";
+import type { ActionEntry, CheckpointEntry, CheckpointSummary, TimelinePage } from "../api";
 
 /** A record on the timeline. */
-export type TimelineRecord = TimelinePoint | ActionEntry;
+export type TimelineRecord = CheckpointSummary | ActionEntry;
 
 export type MarkKind = "checkpoint" | "group" | "aborted" | "restore" | "savepoint" | "failure" | "rejection" | "action";
 
@@ -82,7 +82,7 @@ export interface LayoutOptions {
 /** Fewer checkpoints than these are not collapsed. */
 const FEWEST_COLLAPSED = 3;
 
-export function isCheckpoint<C extends TimelinePoint | CheckpointEntry>(entry: C | ActionEntry): entry is C {
+export function isCheckpoint<C extends CheckpointSummary | CheckpointEntry>(entry: C | ActionEntry): entry is C {
   return "ordinal" in entry;
 }
 
