@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
 from stateflow.checkpoint.log.documents import EntryRef, Manifest
-from stateflow.clock import Clock, SystemClock
+from stateflow.clock import Clock, SystemClock, to_milliseconds
 from stateflow.errors import InternalError, NotYetAvailable, StateflowError, StorageError
 from stateflow.outputs import ErrorReport
 from stateflow.storage import Storage
@@ -314,14 +314,21 @@ class Cell(Generic[T]):
 
     def _delay(self) -> StateflowError | None:
         """Returns why the call has not ended in time; None if it has, or may still do so."""
-        call, seconds = self._running, self._limits.deadline.total_seconds()
-        if call is None or self._clock.monotonic() - (call.asked if call.began is None else call.began) < seconds:
+        call, limit = self._running, self._limits.deadline
+        if (
+            call is None
+            or self._clock.monotonic() - (call.asked if call.began is None else call.began) < limit.total_seconds()
+        ):
             return None
         if call.began is None:
             hint = "others do not answer; the page tries again by itself"
-            return NotYetAvailable(f"{self._source} has not been asked yet", hint=hint, seconds=seconds)
+            return NotYetAvailable(
+                f"{self._source} has not been asked yet", hint=hint, timeout_ms=to_milliseconds(limit.total_seconds())
+            )
         hint = "check that this process can reach it; the page tries again by itself"
-        return StorageError(f"{self._source} does not answer", hint=hint, seconds=seconds)
+        return StorageError(
+            f"{self._source} does not answer", hint=hint, timeout_ms=to_milliseconds(limit.total_seconds())
+        )
 
     def _begin(self, must_call: bool) -> ThreadCall | None:
         now = self._clock.monotonic()

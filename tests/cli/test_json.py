@@ -320,7 +320,7 @@ def test_an_error_has_code_message_typed_facts_and_hint(cli: CliFixture) -> None
     nowhere = _error("savepoint", "list", "--job-root", f"{cli.root}-of-another", "--json")
     assert nowhere["code"] == "config"
     missing = _error("checkpoints", "show", "99", "--job-root", cli.root, "--json")
-    assert (missing["code"], missing["facts"]["checkpoint"], missing["retryable"]) == ("config", 99, False)
+    assert (missing["code"], missing["facts"]["checkpoint_id"], missing["retryable"]) == ("config", 99, False)
     assert missing["hint"] and "99" not in missing["message"]
 
 

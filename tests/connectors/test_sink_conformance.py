@@ -381,7 +381,7 @@ def test_a_function_that_raises_is_named_and_called_again(tmp_path: Path) -> Non
         raise OSError("no route to host")
 
     job = PublishingJob(ForeachBatchSink(broken), tmp_path / "root")
-    with raises(StorageError, sink="out", checkpoint=2, reason="OSError: no route to host") as failed:
+    with raises(StorageError, sink="out", checkpoint_id=2, reason="OSError: no route to host") as failed:
         job.run(1)
     assert failed.value.retryable and "broken" in str(failed.value.facts["function"])
     PublishingJob(foreach(str(tmp_path / "received")), tmp_path / "root").run(1)

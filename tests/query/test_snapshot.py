@@ -111,7 +111,7 @@ def test_a_checkpoint_is_pinned_while_a_reader_has_opened_its_snapshot(job: Summ
     Collector(job.root).collect()
     with raises(ConfigError) as caught, open_snapshot(job.uri, first):
         pass
-    assert caught.value.facts["kept"] == job.kept
+    assert caught.value.facts["kept_checkpoint_ids"] == job.kept
 
 
 def test_the_newest_checkpoint_is_pinned_although_a_run_releases_the_one_that_was_found(
