@@ -12,8 +12,15 @@ import pytest
 from stateflow import errors
 
 _ROOT = Path(__file__).parents[2]
-_TAKERS = {"log_event", "add_facts", *(name for name, kind in vars(errors).items() if isinstance(kind, type))}
-"""What takes facts as keywords, apart from functions with ``**facts``."""
+_TAKERS = {
+    "log_event",
+    "add_facts",
+    "failure",
+    "PermanentFailure",
+    "TransientFailure",
+    *(name for name, kind in vars(errors).items() if isinstance(kind, type)),
+}
+"""What takes facts, as keywords or a dictionary, apart from functions with ``**facts``."""
 _NO_FACTS = {"hint", "text"}
 _ARGUMENTS = {"given", "split_size"}
 """Facts that are arguments as the user has given them; a split has a number of rows."""
@@ -32,9 +39,8 @@ def _names_in(tree: ast.Module, takers: set[str]) -> Iterator[tuple[int, str, st
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _last(node.func) in takers:
             given = [(each.arg, each.value) for each in node.keywords if each.arg and each.arg not in _NO_FACTS]
-            for each in node.keywords:
-                if each.arg is None and isinstance(each.value, ast.Dict):
-                    given += _items(each.value)
+            dictionaries = [*node.args, *(each.value for each in node.keywords if each.arg in (None, "facts"))]
+            given += [item for each in dictionaries if isinstance(each, ast.Dict) for item in _items(each)]
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and _last(node.targets[0]) == "facts":
             given = _items(node.value)
         else:
@@ -91,6 +97,7 @@ def test_durations_sizes_times_and_checkpoints_have_the_ends_of_names_that_json_
         "log_event(log, 20, 'committed', took=record.duration_ms)",
         "e.add_facts(since=claim.at)",
         "Fenced('x', **{'at': claim.at})",
+        "PermanentFailure('x', 'y', 'z', {'size': 3})",
         "facts = {'timeout': timeout_ms}",
     ],
 )
