@@ -125,7 +125,7 @@ def google(_google: tuple[str, Mapping[str, str]], monkeypatch: pytest.MonkeyPat
         "s3",
         pytest.param("azure", marks=pytest.mark.long(reason="starts a server of Azure's API")),
         "google",
-        "hdfs",
+        pytest.param("hdfs", marks=pytest.mark.long(reason="sends several requests for each file")),
     ]
 )
 def each_store(request: pytest.FixtureRequest) -> str:

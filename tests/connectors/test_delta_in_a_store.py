@@ -172,6 +172,7 @@ def test_a_sweep_removes_files_that_no_version_has(each_store: str, read: Read) 
     assert [row["id"] for row in read(each_store)] == [1]
 
 
+@pytest.mark.long(reason="writes 25 MB")
 def test_a_file_above_the_size_of_one_request_is_published_whole(
     each_store: str, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:

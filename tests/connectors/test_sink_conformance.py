@@ -170,6 +170,10 @@ class TestDeltaAppendsInGoogle(TestDeltaAppendsInHdfs):
         return google
 
 
+class TestDeltaUpsertsInGoogle(TestDeltaAppendsInGoogle):
+    factory = staticmethod(delta_upsert)
+
+
 @pytest.mark.slow(reason="runs the suite of sinks once more")
 class TestDeltaPartitions(InFolder):
     factory = staticmethod(delta_partitions)
@@ -213,6 +217,12 @@ class TestFileSinkInHdfs(TestFileSinkInS3):
     @pytest.fixture
     def address(self, hdfs: str) -> str:
         return hdfs
+
+
+class TestFileSinkInGoogle(TestFileSinkInS3):
+    @pytest.fixture
+    def address(self, google: str) -> str:
+        return google
 
 
 class TestPartitionedFilesInAzure(TestFileSinkInS3):
