@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from stateflow import DeltaSource
-from stateflow.api.source import FROM_START
+from stateflow.api.source import FROM_START, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta import commits
@@ -199,6 +199,13 @@ def test_a_table_in_a_store_has_the_same_batches_and_backlog_as_on_disk(tmp_path
         assert on_disk.backlog(FROM_START, ()).rows == (7 if case.get("changes") else 5)
         in_store.check_settings(SourceSettings())
         in_store.check_position(msgspec.json.encode(in_store._first_offset()).decode())
+
+
+def test_a_position_at_the_first_version_of_a_table_is_not_lost(tmp_path: Path) -> None:
+    for number in range(3):
+        _append(tmp_path / "t", number)
+    source = DeltaSource(tmp_path / "t", schema=Numbered)
+    source.check_position(source.initial_position(StartPosition(StartKind.POSITION, position="0")).offset)
 
 
 # -- input that is gone -----------------------------------------------------------------------------------------------

@@ -536,7 +536,8 @@ def test_files_of_each_format_that_a_pattern_names_are_read_and_corrupt_ones_fou
     assert sorted(row["number"] for row in _rows(source)) == [*range(90)]
     waiting = source.backlog(FROM_START, ())
     assert (waiting.files, waiting.size_bytes) == (2, sum(len(encode(rows)) for rows in [WANTED[:40], WANTED[40:90]]))
-    assert waiting.rows == pytest.approx(90, rel=0.1) and waiting.oldest_at is not None
+    # An estimate counts the lines of a text, of which some names have two.
+    assert waiting.rows == pytest.approx(90, rel=0.25) and waiting.oldest_at is not None
     # Of quarantined files, tasks tell the number and the reason.
     storage.put_new(f"in/day=2/broken.{format}", _BROKEN[format])
     listed = StoredFiles(source.files_address).list()
