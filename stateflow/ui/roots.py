@@ -314,21 +314,15 @@ class Cell(Generic[T]):
 
     def _delay(self) -> StateflowError | None:
         """Returns why the call has not ended in time; None if it has, or may still do so."""
-        call, limit = self._running, self._limits.deadline
-        if (
-            call is None
-            or self._clock.monotonic() - (call.asked if call.began is None else call.began) < limit.total_seconds()
-        ):
+        call, seconds = self._running, self._limits.deadline.total_seconds()
+        if call is None or self._clock.monotonic() - (call.asked if call.began is None else call.began) < seconds:
             return None
         if call.began is None:
             hint = "others do not answer; the page tries again by itself"
-            return NotYetAvailable(
-                f"{self._source} has not been asked yet", hint=hint, timeout_ms=to_milliseconds(limit.total_seconds())
-            )
+            message = f"{self._source} has not been asked yet"
+            return NotYetAvailable(message, hint=hint, timeout_ms=to_milliseconds(seconds))
         hint = "check that this process can reach it; the page tries again by itself"
-        return StorageError(
-            f"{self._source} does not answer", hint=hint, timeout_ms=to_milliseconds(limit.total_seconds())
-        )
+        return StorageError(f"{self._source} does not answer", hint=hint, timeout_ms=to_milliseconds(seconds))
 
     def _begin(self, must_call: bool) -> ThreadCall | None:
         now = self._clock.monotonic()
