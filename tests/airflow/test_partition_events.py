@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.serialization.serialized_objects import DagSerialization
 
 from stateflow.clock import ManualClock
-from stateflow.operations.partitions import Announcement
+from stateflow.operations.partitions import Announcement, Unit
 from stateflow_airflow.dags import PartitionEvents, StateflowJob, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.partitions import StateflowPartitionEventsOperator, read_position
@@ -153,7 +153,7 @@ def test_a_task_that_was_killed_before_its_success_loses_and_repeats_nothing(tot
     ],
 )
 def test_a_restore_reopens_days_and_hours_before_they_are_closed_again(
-    totals: Totals, unit: str, first: str, reopened_keys: list[str]
+    totals: Totals, unit: Unit, first: str, reopened_keys: list[str]
 ) -> None:
     task = Task(totals.folder / "root", PartitionEvents(unit=unit, since=date(2026, 1, 1)))
     totals.read(*TIMES, checkpoints__retained=100)

@@ -181,8 +181,14 @@ def test_a_table_in_a_store_has_the_same_batches_and_backlog_as_on_disk(tmp_path
     for numbers in ([1, 2], [3], [4, 5]):
         _append(table, *numbers, configuration=FEED)
     DeltaTable(str(table)).create_checkpoint()
+    copied = mirror(table, open_storage(each_store))
+    changes = DeltaSource(each_store, schema=Change, start=0, changes=True, metadata=KINDS)
+    assert changes.backlog(FROM_START, ()).rows == 5
     DeltaTable(str(table)).update(updates={"number": "9"}, predicate="number = 3")
-    mirror(table, open_storage(each_store))
+    mirror(table, open_storage(each_store), copied)
+    # delta-rs writes no statistics of the changes of rows.
+    waiting = changes.backlog(FROM_START, ())
+    assert (waiting.rows, waiting.files) == (None, 4) and waiting.unknown
     cases: list[dict[str, Any]] = [
         {"schema": Numbered},
         {"schema": Numbered, "start": 0, "skip_changes": True},
@@ -196,7 +202,6 @@ def test_a_table_in_a_store_has_the_same_batches_and_backlog_as_on_disk(tmp_path
             found, wanted = (source.backlog(offset, ()) for source in (in_store, on_disk))
             assert replace(found, oldest_at=None) == replace(wanted, oldest_at=None)
             assert (found.oldest_at is None) == (wanted.oldest_at is None)
-        assert on_disk.backlog(FROM_START, ()).rows == (7 if case.get("changes") else 5)
         in_store.check_settings(SourceSettings())
         in_store.check_position(msgspec.json.encode(in_store._first_offset()).decode())
 

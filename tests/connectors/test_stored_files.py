@@ -533,7 +533,7 @@ def test_files_of_each_format_that_a_pattern_names_are_read_and_corrupt_ones_fou
     for name, rows in files.items():
         storage.put_new(f"in/{name}.{format}", encode(rows))
     source = FileSource(f"{each_store}/in/day=[12]", schema=Row, format=format, on_corrupt_file="quarantine")
-    assert sorted(row["number"] for row in _rows(source)) == [*range(90)]
+    assert Counter(row["number"] for row in _rows(source)) == Counter(range(90))
     waiting = source.backlog(FROM_START, ())
     assert (waiting.files, waiting.size_bytes) == (2, sum(len(encode(rows)) for rows in [WANTED[:40], WANTED[40:90]]))
     # An estimate counts the lines of a text, of which some names have two.
