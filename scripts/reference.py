@@ -201,7 +201,8 @@ jobs-points` is the answer to `api/v1/jobs/ID/points`, and an [OpenAPI document]
 
 A command that fails prints an object with `error` as the last line of stderr; nothing else of stderr is JSON. Its exit
 code is the code of the [error](errors.md). A command that reports findings prints them to stdout, whatever its exit
-code: `check`, `compare`, `doctor` and `explain` print nothing to stderr then, and `verify` prints its error there, too.
+code, and no error: {findings}.
+`stateflow verify` prints its findings to stdout, and its error to stderr, too.
 """
 
 
@@ -258,13 +259,24 @@ def _all_commands(command: click.Command, path: str) -> Iterator[tuple[str, clic
         yield path, command
 
 
+def _commands_with_findings() -> str:
+    """The commands that print what they have found whatever their exit code, as a part of a sentence."""
+    *others, last = [
+        f"`{path}`"
+        for path, command in _all_commands(stateflow, "stateflow")
+        if (printed := printed_json(command)) is not None and printed.has_findings
+    ]
+    return f"{', '.join(others)} and {last}"
+
+
 def json_pages() -> dict[Path, str]:
     """The page of the outputs, and a schema for each."""
     outputs = json_outputs()
     folder = DOCS / "reference" / "json"
     schemas = {folder / each.file: json.dumps(_described(json_schema(each.kind)), indent=2) + "\n" for each in outputs}
     classes = {found.__name__: found for each in outputs for found in output_classes(each.kind)}
-    text = RULES + "\n## Outputs\n\n" + _table(("output", "value", "schema"), [_output_row(each) for each in outputs])
+    text = RULES.format(findings=_commands_with_findings())
+    text += "\n## Outputs\n\n" + _table(("output", "value", "schema"), [_output_row(each) for each in outputs])
     text += "\n## Objects\n" + "".join(_class_section(classes[name]) for name in sorted(classes))
     return {DOCS / "reference" / "json.md": GENERATED + text, **schemas}
 

@@ -29,16 +29,16 @@ class LogContext:
     """The run that this process works for, and its position.
 
     Attributes:
-        run: id of the requester, or host and process id.
-        batch: ordinal of the newest barrier that the run has started to work towards; 0 before the first.
-        checkpoint: id of the newest checkpoint; 0 before the first.
+        run_id: of the requester, or host and process id.
+        ordinal: of the newest barrier that the run has started to work towards; 0 before the first.
+        checkpoint_id: the newest checkpoint; 0 before the first.
     """
 
     job: str = ""
-    run: str = ""
+    run_id: str = ""
     generation: int = 0
-    batch: int = 0
-    checkpoint: int = 0
+    ordinal: int = 0
+    checkpoint_id: int = 0
 
 
 class ContextFilter(logging.Filter):
@@ -67,10 +67,10 @@ def _format_fact(value: object) -> str:
 
 class _ContextFields(TypedDict, total=False):
     job: str
-    run: str
+    run_id: str
     generation: int
-    batch: int
-    checkpoint: int
+    ordinal: int
+    checkpoint_id: int
 
 
 def set_log_context(**fields: Unpack[_ContextFields]) -> None:

@@ -219,8 +219,8 @@ def _stored(uid: str, subtask: int, content: OperatorContent, target: SavepointF
             "the operator state takes too much memory",
             hint="every task of the operator reads all of it; keep large state in keyed state",
             operator=uid,
-            bytes=len(data),
-            limit=MEMORY_LIMIT,
+            size_bytes=len(data),
+            limit_bytes=MEMORY_LIMIT,
         ) from e
     if len(data) <= INLINE_BYTES:
         return OperatorPart(subtask=subtask, content=data, memory=memory)

@@ -179,7 +179,10 @@ def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
 
 def _too_large(size: int, limit: int) -> TooLarge:
     return TooLarge(
-        "a history record is too large to be read again", hint="use shorter names and reasons", size=size, limit=limit
+        "a history record is too large to be read again",
+        hint="use shorter names and reasons",
+        size_bytes=size,
+        limit_bytes=limit,
     )
 
 

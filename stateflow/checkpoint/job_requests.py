@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.documents import Request, RequestAnswer
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import seal, unseal
-from stateflow.clock import is_timestamp
+from stateflow.clock import is_timestamp, to_milliseconds
 from stateflow.errors import CorruptFile, DataError, MissingFile, RequestTimeout, StorageError
 from stateflow.helpers import check_name
 from stateflow.storage import PutResult, Storage
@@ -282,7 +282,7 @@ class RequestClient:
                 "the run did not reach a barrier in time, and the request was withdrawn",
                 hint="allow more time: --timeout; or take the newest checkpoint: "
                 "stateflow savepoint create --from-head",
-                seconds=self._timeouts.answer.total_seconds(),
+                timeout_ms=to_milliseconds(self._timeouts.answer.total_seconds()),
             )
         return _checked(answer)
 

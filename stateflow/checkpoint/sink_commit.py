@@ -251,7 +251,7 @@ def _missing(uid: str, output: SinkOutput, files: list[str]) -> MissingFile:
         "output was deleted before it was published",
         hint="check whether the table was vacuumed; the run restores the checkpoint before it",
         sink=uid,
-        checkpoint=output.checkpoint_id,
+        checkpoint_id=output.checkpoint_id,
         files=files[:3],
     )
 

@@ -47,7 +47,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @with_settings
 @click.option("--exact", is_flag=True, help="End with exit code 10 when a state fits only after migration.")
 @NO_SPARK
-@json_option(CheckReport)
+@json_option(CheckReport, has_findings=True)
 def check(
     job: Path,
     against: str | None,
@@ -112,7 +112,7 @@ class ExplainedJob:
 @click.option("--job-root", metavar="URI", help="Also check whether a run in this job root would be refused.")
 @with_settings
 @NO_SPARK
-@json_option(ExplainedJob)
+@json_option(ExplainedJob, has_findings=True)
 def explain(job: Path, job_root: str | None, layers: tuple[SettingsLayer, ...], no_spark: bool, as_json: bool) -> None:
     """Show the physical plan of a job: sources, shuffles, operators with keys and states, and sinks.
 

@@ -165,10 +165,11 @@ class PrintedJson:
     Args:
         output: type of the value, or a function that imports and returns it.
         lines: whether the command prints a line for each of several such values.
+        has_findings: whether an exit code other than 0 may tell what was found, which is printed then as well.
     """
 
-    def __init__(self, output: object, *, lines: bool) -> None:
-        self._output, self.lines = output, lines
+    def __init__(self, output: object, *, lines: bool = False, has_findings: bool = False) -> None:
+        self._output, self.lines, self.has_findings = output, lines, has_findings
 
     @property
     def output(self) -> object:
@@ -210,18 +211,19 @@ def _remember_json(ctx: click.Context, option: click.Parameter, given: bool) -> 
     return given
 
 
-def json_option(output: object, *, lines: bool = False) -> Callable[[F], F]:
+def json_option(output: object, *, lines: bool = False, has_findings: bool = False) -> Callable[[F], F]:
     """Returns a decorator that adds ``--json`` to a command.
 
     Args:
         output: type of the value that the command then prints with `print_json`; or a function that returns it, if its
             module is too slow to import for other commands.
         lines: whether it prints a line for each of several such values.
+        has_findings: whether an exit code other than 0 may tell what was found, which is printed then as well.
     """
 
     def add(command: F) -> F:
         options: list[click.Parameter] = command.__dict__.setdefault("__click_params__", [])
-        options.append(JsonOption(PrintedJson(output, lines=lines)))
+        options.append(JsonOption(PrintedJson(output, lines=lines, has_findings=has_findings)))
         return command
 
     return add

@@ -87,7 +87,7 @@ class DiffReport:
 )
 @click.option("--count-all", is_flag=True, help="Count all keys of each state, which reads all files.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if the state differs.")
-@json_option(DiffReport)
+@json_option(DiffReport, has_findings=True)
 def diff(
     old: str,
     new: str,

@@ -82,7 +82,7 @@ def _print_verified(verified: Verified) -> None:
     "--job-root", default="", metavar="URI", envvar="STATEFLOW_JOB_ROOT", help="Also check this job root's storage."
 )
 @click.option("--local-dir", type=click.Path(path_type=Path), help="Scratch folder, for a job that sets local_dir.")
-@json_option(list[Finding])
+@json_option(list[Finding], has_findings=True)
 def doctor(job_root: str, local_dir: Path | None, as_json: bool) -> None:
     """Check whether this machine, and the storage of a job root, meet the requirements of a run.
 
@@ -187,7 +187,7 @@ def _print_collection(report: GarbageReport, files: Sequence[FileStatus]) -> Non
 @click.command("can-delete")
 @click.argument("path")
 @ROOT
-@json_option(ListedFile)
+@json_option(ListedFile, has_findings=True)
 def can_delete(path: str, job_root: str, as_json: bool) -> None:
     """Report whether a file of a job root can be deleted by hand, and which checkpoints need it.
 

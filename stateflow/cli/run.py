@@ -38,7 +38,7 @@ from stateflow.cli.common import (
     visible,
     with_options,
 )
-from stateflow.clock import SystemClock
+from stateflow.clock import SystemClock, to_milliseconds
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError, error_class
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
@@ -166,7 +166,7 @@ def run(
     --set; later ones override earlier ones. docs/settings.md lists all settings with types and defaults.
     """
     progress = make_progress(log_format)
-    set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
+    set_log_context(job="", run_id=run_id, generation=0, ordinal=0, checkpoint_id=0)
     progress.step(f"loading {job}")
     result, error, report = None, None, _LaunchReport(launch, job_root, progress.started)
     try:
@@ -368,7 +368,7 @@ def _submit(log_format: str, run_id: str, result_file: Path | None, **others: ob
     """
     ctx = click.get_current_context()
     progress = make_progress(log_format)
-    set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
+    set_log_context(job="", run_id=run_id, generation=0, ordinal=0, checkpoint_id=0)
     document: Mapping[str, object] | None = None
     try:
         spark_submit = _spark_submit(ctx.meta[_SPARK_SUBMIT])
@@ -659,9 +659,9 @@ class LogProgress:
             "restored",
             text=_start_text(run),
             job=run.job.root.job.job,
-            run=run.head.entry.generation,
-            at=run.start_label,
-            checkpoint=restored.checkpoint_id,
+            generation=run.head.entry.generation,
+            label=run.start_label,
+            checkpoint_id=restored.checkpoint_id,
             matched=list(restored.matched),
             new=list(restored.new),
         )
@@ -676,11 +676,11 @@ class LogProgress:
             log,
             logging.INFO,
             event,
-            checkpoint=result.checkpoint_id,
-            batch=result.ordinal,
-            rows=result.rows_in,
+            checkpoint_id=result.checkpoint_id,
+            ordinal=result.ordinal,
+            rows_in=result.rows_in,
             rows_out=result.rows_out,
-            seconds=round(result.seconds, 3),
+            duration_ms=to_milliseconds(result.seconds),
             increment_bytes=result.increment_bytes,
             full_bytes=result.full_bytes,
         )
@@ -774,7 +774,7 @@ class _JsonFormatter(logging.Formatter):
             record.name,
             getattr(record, "event", None) or record.getMessage(),
             {name: plain_fact(name, value) for name, value in facts.items()},
-            LoggedContext(*context.values()),
+            LoggedContext(**context),
             self.formatException(record.exc_info) if record.exc_info else "",
         )
         return encode_json(line)

@@ -154,7 +154,7 @@ class _Calls(StagedTable):
                 hint="the rows stay pending: the next run or restart calls it again",
                 sink=self.context.uid,
                 function=_name(self._function),
-                checkpoint=token,
+                checkpoint_id=token,
                 reason=f"{type(e).__name__}: {e}",
             ) from e
 

@@ -225,8 +225,8 @@ def _folder(column: str, value: str | None) -> str:
             hint="partition by another column, or by a shorter text such as a prefix or a hash",
             column=column,
             value=str(value)[:40],
-            bytes=len(name),
-            limit=_LONGEST_NAME,
+            size_bytes=len(name),
+            limit_bytes=_LONGEST_NAME,
         )
     return name
 

@@ -93,7 +93,7 @@ def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:
             hint="without a run, the newest checkpoint has everything that was processed; if a run is active, wait "
             "longer: --acknowledge-timeout",
             root=root.storage.uri,
-            checkpoint=head.checkpoint_id,
+            checkpoint_id=head.checkpoint_id,
         )
     return answer.checkpoint_id
 

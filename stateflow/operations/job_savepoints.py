@@ -523,7 +523,7 @@ def _unfinished(head: Head, request: SavepointRequest) -> ConfigError:
         hint="if no run is active, repeat the command with the job file, which publishes the output: --job JOB.py; if "
         "one is, wait longer for it: --acknowledge-timeout; or copy an older checkpoint: "
         "stateflow savepoint create --from-head",
-        checkpoint=head.checkpoint_id,
+        checkpoint_id=head.checkpoint_id,
         **_open_run(head),
     )
 

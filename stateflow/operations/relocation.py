@@ -267,7 +267,7 @@ def _commit(root: JobRoot, head: Head, relocation: Relocation, manifest: Manifes
         raise PlanOutdated(
             "the job progressed concurrently",
             hint="stop its runs, then repeat the command",
-            checkpoint=head.checkpoint_id,
+            checkpoint_id=head.checkpoint_id,
         )
     failpoints.hit("relocate.claimed")
     # No later entry refers to the manifest that holds these records.

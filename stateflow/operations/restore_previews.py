@@ -280,7 +280,7 @@ class _RecordedFacts:
         """What the job has done since the target; None if records are missing."""
         head, root = self.checked.head, self.checked.root
         retained = {ref.id for ref in root.checkpoints.restorable(head)}
-        records = (*self.known.checkpoints, *self.known.actions)
+        records: list[CheckpointRecord | ActionRecord] = [*self.known.checkpoints, *self.known.actions]
         return count_replay(head, retained, self.checked.target.checkpoint_id, records)
 
     def find_saved(self, dropped: list[int]) -> list[SavedCheckpoint]:

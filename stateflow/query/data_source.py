@@ -289,7 +289,7 @@ class QueryReader(DataSourceReader):
             raise MissingFile(
                 "a file of the snapshot no longer exists: the pin of the query has ended, or a user deleted the file",
                 hint="read the state with a new DataFrame, or set lease_seconds to more than the query takes",
-                lease_seconds=request.lease_seconds,
+                lease_ms=1000 * request.lease_seconds,
                 **e.facts,
             ) from e
 

@@ -153,7 +153,7 @@ def _only_savepoint(stored: StoredSavepoint, snapshot: int | str | None) -> Snap
             location=stored.uri,
             wanted=snapshot,
             found=found.name,
-            checkpoint=found.checkpoint_id,
+            checkpoint_id=found.checkpoint_id,
         )
     return found
 

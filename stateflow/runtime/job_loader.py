@@ -471,8 +471,8 @@ class JobModules(MetaPathFinder):
             raise JobDefinitionError(
                 "the modules of the job are too large to send with each task",
                 hint="install them as a package on the workers, in another folder than the job file's",
-                bytes=size,
-                limit=_LIMIT,
+                size_bytes=size,
+                limit_bytes=_LIMIT,
             )
 
     def _add(self, name: str) -> None:

@@ -174,9 +174,9 @@ class Publisher:
             raise MissingFile(
                 "output was deleted before it was published, and no earlier checkpoint can replace it",
                 hint="restore the file from a backup, or restore a savepoint with 'stateflow restore'",
-                checkpoint=lost,
+                checkpoint_id=lost,
                 published_in=ahead,
-                retained=[r.id for r in retained[-_MAX_NAMED:]],
+                retained_checkpoint_ids=[r.id for r in retained[-_MAX_NAMED:]],
             )
         # Versions of the handles whose tokens were checked: whatever follows is a late publication.
         intents = {

@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stateflow.clock import to_milliseconds
 from stateflow.errors import (
     CheckpointNotServed,
     ConfigError,
@@ -238,10 +239,13 @@ class StateApp:
                 async for piece in request.stream():
                     size += len(piece)
                     if size > limit:
-                        raise QueryTooLarge("the request is too large", hint="ask for fewer keys at once", limit=limit)
+                        raise QueryTooLarge(
+                            "the request is too large", hint="ask for fewer keys at once", limit_bytes=limit
+                        )
                     pieces.append(piece)
         except (TimeoutError, ClientDisconnect) as e:
-            raise QueryError("the request did not arrive in time", seconds=self._settings.read_seconds) from e
+            waited = to_milliseconds(self._settings.read_seconds)
+            raise QueryError("the request did not arrive in time", timeout_ms=waited) from e
         return b"".join(pieces)
 
 

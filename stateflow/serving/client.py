@@ -16,7 +16,7 @@ from typing import Self, TypedDict, TypeVar, Unpack
 
 import httpx
 
-from stateflow.clock import Clock, SystemClock
+from stateflow.clock import Clock, SystemClock, to_milliseconds
 from stateflow.errors import NotYetAvailable, QueryError, UnknownJob, UnknownKey
 from stateflow.serving.lookups import LARGEST_ANSWER, PAGE, Format, ScanRequest, StateDescription
 from stateflow.serving.protocol import QueryProtocol
@@ -242,7 +242,9 @@ class QueryableStateClient:
             if not answer.cancel():
                 raise
             raise NotYetAvailable(
-                "the query did not end in time", hint="check the storage of the job root", timeout=str(self._timeout)
+                "the query did not end in time",
+                hint="check the storage of the job root",
+                timeout_ms=to_milliseconds(self._timeout.total_seconds()),
             ) from None
 
     @property

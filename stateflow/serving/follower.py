@@ -176,14 +176,14 @@ class Follower:
             raise CheckpointNotServed(
                 "the server does not have the requested checkpoint open",
                 hint="ask for a newer one, or read it with stateflow.read_state",
-                wanted=exactly,
-                open=opened,
+                wanted_checkpoint_id=exactly,
+                open_checkpoint_ids=opened,
             )
         raise NotYetAvailable(
             "the server has no checkpoint that is as new as requested",
             hint="retry; the job commits its next checkpoint at the end of a batch",
-            wanted=at_least if exactly is None else exactly,
-            newest=newest,
+            wanted_checkpoint_id=at_least if exactly is None else exactly,
+            newest_checkpoint_id=newest,
         )
 
     def close(self) -> None:
@@ -231,7 +231,9 @@ class Follower:
         if was_damaged:
             self._is_damaged = False
         self._add(opened, replaces_all=was_damaged)
-        log_event(log, logging.INFO, "checkpoint-opened", checkpoint=ref.id, subtasks=len(list(opened.open_subtasks())))
+        log_event(
+            log, logging.INFO, "checkpoint-opened", checkpoint_id=ref.id, subtasks=len(list(opened.open_subtasks()))
+        )
         return True
 
     def _open_checkpoint(
@@ -473,7 +475,7 @@ class ServedCheckpoint:
             raise CheckpointNotServed(
                 "the server does not have the key group open at the requested checkpoint",
                 hint="ask for a newer one, or read it with stateflow.read_state",
-                wanted=self.checkpoint_id,
+                wanted_checkpoint_id=self.checkpoint_id,
                 group=group,
                 operator=operator,
             )

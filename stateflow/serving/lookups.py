@@ -381,7 +381,7 @@ def page_token(text: str) -> bytes:
 
 def _too_large() -> QueryError:
     return QueryTooLarge(
-        "the answer would exceed the largest size", hint="ask for fewer keys at once", limit=LARGEST_ANSWER
+        "the answer would exceed the largest size", hint="ask for fewer keys at once", limit_bytes=LARGEST_ANSWER
     )
 
 

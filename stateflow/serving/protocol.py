@@ -338,7 +338,9 @@ def _is_too_large(call: HttpCall) -> bool:
 def _check_request_size(call: HttpCall) -> HttpCall:
     """Returns the call; raises QueryTooLarge for one that a server refuses, perhaps before it has read it."""
     if _is_too_large(call):
-        raise QueryTooLarge("the key is too large for a query", size=len(call.body or b""), limit=LARGEST_REQUEST)
+        raise QueryTooLarge(
+            "the key is too large for a query", size_bytes=len(call.body or b""), limit_bytes=LARGEST_REQUEST
+        )
     return call
 
 

@@ -89,8 +89,8 @@ def check_position(handle: FileHandle, part: FilePart) -> None:
             hint="restore an older checkpoint",
             file=handle.key,
             offset=part.offset,
-            size=part.size,
-            object_size=handle.size,
+            size_bytes=part.size,
+            object_bytes=handle.size,
         )
 
 

@@ -71,8 +71,8 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
             "the size of a stored file differs from the recorded size",
             hint="restore an older checkpoint",
             file=handle.key,
-            expected=handle.size,
-            found=size,
+            expected_bytes=handle.size,
+            found_bytes=size,
         )
     if sha256 != handle.sha256:
         raise CorruptFile(

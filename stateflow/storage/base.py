@@ -386,7 +386,10 @@ def check_limit(key: str, size: int, limit: int | None) -> None:
     """Raises CorruptFile if an object of which at least `size` bytes are known is larger than `limit`."""
     if limit is not None and size > limit:
         raise CorruptFile(
-            "a stored object is larger than recorded", hint="restore an older checkpoint", file=key, expected=limit
+            "a stored object is larger than recorded",
+            hint="restore an older checkpoint",
+            file=key,
+            expected_bytes=limit,
         )
 
 

@@ -557,7 +557,7 @@ class HdfsStorage(Storage):
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         found = b"".join(self._chunks(key, 0, limit + 1))
         if len(found) > limit:
-            raise DataError("object exceeds the size limit", key=key, limit=limit)
+            raise DataError("object exceeds the size limit", key=key, limit_bytes=limit)
         return found
 
     def chunks(self, key: str) -> Iterator[bytes]:

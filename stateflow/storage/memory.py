@@ -60,7 +60,7 @@ class MemoryStorage(Storage):
         if data is None:
             raise missing_object(self, key)
         if len(data) > limit:
-            raise DataError("object exceeds the size limit", key=key, size=len(data), limit=limit)
+            raise DataError("object exceeds the size limit", key=key, size_bytes=len(data), limit_bytes=limit)
         TRAFFIC.add(1, read=len(data))
         return data
 

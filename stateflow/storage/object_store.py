@@ -234,7 +234,7 @@ class ObjectStorage(Storage):
     def _get(self, key: str, limit: int) -> bytes:
         found = obstore.get(self._store, self.full_key(key))
         if found.meta["size"] > limit:
-            raise DataError("object exceeds the size limit", key=key, size=found.meta["size"], limit=limit)
+            raise DataError("object exceeds the size limit", key=key, size_bytes=found.meta["size"], limit_bytes=limit)
         data = bytes(found.bytes())
         TRAFFIC.add(read=len(data))
         return data

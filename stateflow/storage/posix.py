@@ -193,7 +193,7 @@ class PosixStorage(Storage):
             # Not limit + 1: Python would allocate that many bytes for each small object.
             data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
         if len(data) > limit:
-            raise DataError("object exceeds the size limit", key=key, limit=limit)
+            raise DataError("object exceeds the size limit", key=key, limit_bytes=limit)
         TRAFFIC.add(read=len(data))
         return data
 

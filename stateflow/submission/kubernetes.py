@@ -502,8 +502,8 @@ def _secret(name: str, shipment: Shipment) -> Mapping[str, object]:
         raise ConfigError(
             "job file, modules and settings are larger than a Secret of Kubernetes",
             hint="install large modules in the image of the driver",
-            bytes=size,
-            limit=_SECRET_BYTES,
+            size_bytes=size,
+            limit_bytes=_SECRET_BYTES,
         )
     return {
         "apiVersion": "v1",

@@ -133,8 +133,8 @@ def make_shipment(folder: Path, job: Path, content: LaunchFile, run_options: Seq
         raise ConfigError(
             "the settings and variables of the job are too large to be shipped",
             hint="put large values into a file that the job reads",
-            bytes=len(data),
-            limit=_LARGEST_FILE,
+            size_bytes=len(data),
+            limit_bytes=_LARGEST_FILE,
         )
     write_private(file, data)
     return Shipment(content.launch, folder, file, archive, at, list(run_options))

@@ -117,8 +117,8 @@ class ValueSerializer(Generic[T]):
             raise EntryTooLarge(
                 "a value of state could take too much memory when it is read",
                 hint="divide it into elements of a list or entries of a map, or remove what is old",
-                size=len(data),
-                memory_limit=MEMORY_LIMIT,
+                size_bytes=len(data),
+                memory_limit_bytes=MEMORY_LIMIT,
                 **self._of,
             ) from e
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:

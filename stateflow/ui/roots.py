@@ -19,7 +19,7 @@ from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from stateflow.checkpoint.log.documents import EntryRef, Manifest
-from stateflow.clock import Clock, SystemClock
+from stateflow.clock import Clock, SystemClock, to_milliseconds
 from stateflow.errors import InternalError, NotYetAvailable, StateflowError, StorageError
 from stateflow.outputs import ErrorReport
 from stateflow.storage import Storage
@@ -427,9 +427,10 @@ class Cell(Generic[T]):
             return None
         if call.began is None:
             hint = "others do not answer; the page tries again by itself"
-            return NotYetAvailable(f"{self._source} has not been asked yet", hint=hint, seconds=seconds)
+            message = f"{self._source} has not been asked yet"
+            return NotYetAvailable(message, hint=hint, timeout_ms=to_milliseconds(seconds))
         hint = "check that this process can reach it; the page tries again by itself"
-        return StorageError(f"{self._source} does not answer", hint=hint, seconds=seconds)
+        return StorageError(f"{self._source} does not answer", hint=hint, timeout_ms=to_milliseconds(seconds))
 
     def _begin(self, must_call: bool) -> ThreadCall | None:
         now = self._clock.monotonic()

@@ -188,8 +188,8 @@ def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, D
         "approve"
     }
     assert done.upstream_task_ids == {"savepoint", "collect"}
-    params = {"params": dict(dags["orders_retention"].params)}
-    assert collect.render_template(collect.savepoints_max_age, params) == "9d"
+    given = {"params": dict(dags["orders_retention"].params)}
+    assert collect.render_template(collect.savepoints_max_age, given) == "9d"
     savepoint = task(dags, "orders_retention.savepoint")
     # Otherwise a user who triggers the DAG often enough would have every older periodic savepoint deleted.
     for user, origin in ((None, "periodic"), ("mallory", "manual")):

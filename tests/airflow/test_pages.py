@@ -436,7 +436,10 @@ def _tries(site: Site, dag_runs: Sequence[str], dag_ids: Collection[str]) -> lis
     notes = [run_id(cast("Any", {"ti": task})) for task in tasks]
     starts = [ActionRecord(seq=n, kind=RUN_START, ended_at="", by="", reason=note) for n, note in enumerate(notes, 1)]
     history = History(actions=[Action(start, "") for start in starts])
-    return [run.try_number for run in runs_of(Snapshot(site.job.root, history=history), dag_ids)]
+    return [
+        run.attempt.number if run.attempt else None
+        for run in runs_of(Snapshot(site.job.root, history=history), dag_ids)
+    ]
 
 
 @pytest.mark.matrix

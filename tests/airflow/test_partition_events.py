@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.serialization.serialized_objects import DagSerialization
 
 from stateflow.clock import ManualClock
-from stateflow.operations.partitions import Announcement
+from stateflow.operations.partitions import Announcement, Unit
 from stateflow_airflow.dags import PartitionEvents, StateflowJob, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.partitions import StateflowPartitionEventsOperator, read_position
@@ -144,7 +144,18 @@ def test_a_task_that_was_killed_before_its_success_loses_and_repeats_nothing(tot
     assert task.run_both() == [[], []]
 
 
-def test_a_restore_reopens_days_before_they_are_closed_again(totals: Totals, task: Task) -> None:
+@pytest.mark.parametrize(
+    ("unit", "first", "reopened_keys"),
+    [
+        ("day", "2026-01-01", ["2026-01-02", "2026-01-03"]),
+        # From the hour of the row at which the restored checkpoint's watermark is.
+        ("hour", "2026-01-01T00", [f"{START + timedelta(hours=hour):%Y-%m-%dT%H}" for hour in range(29, 73)]),
+    ],
+)
+def test_a_restore_reopens_days_and_hours_before_they_are_closed_again(
+    totals: Totals, unit: Unit, first: str, reopened_keys: list[str]
+) -> None:
+    task = Task(totals.folder / "root", PartitionEvents(unit=unit, since=date(2026, 1, 1)))
     totals.read(*TIMES, checkpoints__retained=100)
     task.run_both()
     assert totals.progress is not None
@@ -154,10 +165,10 @@ def test_a_restore_reopens_days_before_they_are_closed_again(totals: Totals, tas
     with pytest.raises(AirflowSkipException):
         task.run(undone=False)
     reopened = task.run(undone=True)
-    assert (reopened["partitions"], reopened["checkpoint_id"]) == (["2026-01-02", "2026-01-03"], base)
-    assert task.run_both() == [[], ["2026-01-02", "2026-01-03"]]
-    assert task.events.of("2026-01-01") == [False]
-    assert task.events.of("2026-01-02") == task.events.of("2026-01-03") == [False, True, False]
+    assert (reopened["partitions"], reopened["checkpoint_id"]) == (reopened_keys, base)
+    assert task.run_both() == [[], reopened_keys]
+    assert task.events.of(first) == [False]
+    assert all(task.events.of(key) == [False, True, False] for key in reopened_keys)
     assert task.run_both() == [[], []]
 
 

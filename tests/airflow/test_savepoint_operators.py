@@ -169,7 +169,7 @@ def test_a_stop_keeps_the_origin_that_the_form_gave(idle_job: AccountsJob) -> No
 def test_a_savepoint_after_a_crash_needs_the_job_file(job: AccountsJob) -> None:
     job.deliver(50)
     assert job.run("commit.after:3").code == -9
-    with fails(PermanentFailure, "config", checkpoint=root_files.head(job.root).checkpoint):
+    with fails(PermanentFailure, "config", checkpoint_id=root_files.head(job.root).checkpoint):
         savepoint(job).execute(new_run("2026-01-01").next_try())
     made = savepoint(job, job=ACCOUNTS, settings=settings(job)).execute(new_run("2026-01-01").next_try())
     assert made["checkpoint_id"] == root_files.head(job.root).checkpoint

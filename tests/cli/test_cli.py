@@ -293,9 +293,9 @@ def test_json_logs_are_one_object_a_line_with_job_run_batch_and_checkpoint(cli: 
     first, *batches = _json_lines(ended.stderr)
     assert (first["event"], first["level"]) == ("restored", "INFO")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["logged_at"])
-    assert first["facts"].pop("at")
-    assert first["facts"] == {"job": "job", "run": 1, "checkpoint": 0, "matched": [], "new": ["sum"]}
-    found = [(b["event"], b["facts"]["batch"], b["facts"]["rows"]) for b in batches]
+    assert first["facts"].pop("label")
+    assert first["facts"] == {"job": "job", "generation": 1, "checkpoint_id": 0, "matched": [], "new": ["sum"]}
+    found = [(b["event"], b["facts"]["ordinal"], b["facts"]["rows_in"]) for b in batches]
     assert found == [("committed", n, 4) for n in (1, 2, 3)]
     run = {"job": "job", "run_id": "nightly/run/1", "generation": 1}
     assert first["context"] == {**run, "ordinal": None, "checkpoint_id": None}
@@ -316,10 +316,10 @@ def test_text_logs_have_times_in_utc_the_context_and_each_batch_once(
     times = [line.partition(" ")[0] for line in lines]
     assert times and all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", each) for each in times)
     assert all(before <= datetime.fromisoformat(each) <= datetime.now(UTC) for each in times)
-    assert re.search(r" \| job=job run=nightly/run/2 generation=\d+ batch=3 checkpoint=\d+$", lines[-1])
-    found = re.findall(r" checkpoint=(\d+) batch=(\d+) rows=(\d+) ", ended.stderr)
+    assert re.search(r" \| job=job run_id=nightly/run/2 generation=\d+ ordinal=3 checkpoint_id=\d+$", lines[-1])
+    found = re.findall(r" checkpoint_id=(\d+) ordinal=(\d+) rows_in=(\d+) ", ended.stderr)
     # Two batches may share a checkpoint.
-    assert len(found) == sum(" batch=" in line for line in lines) <= 3
+    assert len(found) == sum(" rows_in=" in line for line in lines) <= 3
     assert (found[-1][1], sum(int(rows) for _, _, rows in found)) == ("3", 12)
 
 
@@ -333,12 +333,12 @@ def test_asynchronous_checkpoints_have_events_of_their_own(cli: CliFixture) -> N
     committed = [e["facts"] for e in events if e["event"] == "committed"]
     assert len(processed) + len(committed) == len(events)
     # Two batches may share a checkpoint, when the one before is still on its way.
-    assert [f["batch"] for f in processed] == [1, 2, 3] and committed[-1]["batch"] == 3
+    assert [f["ordinal"] for f in processed] == [1, 2, 3] and committed[-1]["ordinal"] == 3
     assert sum(f["rows_out"]["totals"] for f in committed) == 12
     assert [f["rows_out"] for f in processed] == [{"totals": 4}] * 3
-    assert sum(f["rows"] for f in committed) == sum(f["rows"] for f in processed) == 12
+    assert sum(f["rows_in"] for f in committed) == sum(f["rows_in"] for f in processed) == 12
     result = json.loads(file.read_text())["result"]
-    assert (result["checkpoint_id"], result["stopped_because"]) == (committed[-1]["checkpoint"], "caught-up")
+    assert (result["checkpoint_id"], result["stopped_because"]) == (committed[-1]["checkpoint_id"], "caught-up")
 
 
 def test_a_checkpoint_committed_before_its_batch_is_reported_has_one_event(
@@ -354,7 +354,7 @@ def test_a_checkpoint_committed_before_its_batch_is_reported_has_one_event(
 
     monkeypatch.setattr(JobRun, "run_batch", committed_at_once)
     _, *events = _json_lines(invoke(*cli.command(*JSON_LOG)).stderr)
-    found = [(e["event"], e["facts"]["batch"]) for e in events]
+    found = [(e["event"], e["facts"]["ordinal"]) for e in events]
     assert found == [(event, batch) for batch in (1, 2, 3) for event in ("committed", "processed")]
 
 

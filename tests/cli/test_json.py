@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,21 @@ def test_each_command_prints_json_that_has_a_schema_or_none() -> None:
     for name, output in {**TASK_OUTPUTS, **API_OUTPUTS}.items():
         stored = json.loads((folder / f"{name.replace(' ', '-')}.json").read_text())
         assert _without_texts(stored) == _without_texts(json_schema(output)), name
+
+
+def test_the_page_names_the_commands_whose_exit_code_tells_what_they_have_found() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+    said = page.partition("A command that reports findings")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`stateflow ([a-z -]+)`", said))
+    assert named == {path for path, printed in PRINTED.items() if printed.has_findings} | {"verify"}
+    # Those that exit by themselves; `get` says on stderr that there is no value.
+    exiting = {path for path in PRINTED if re.search(r"\bsys\.exit\(|Exit\(", _source(COMMANDS[path]))}
+    assert exiting - {"query get", "state get"} == named - {"verify"}
+
+
+def _source(command: click.Command) -> str:
+    assert command.callback is not None
+    return inspect.getsource(inspect.unwrap(command.callback))
 
 
 def _without_texts(schema: Any) -> Any:
@@ -320,7 +336,7 @@ def test_an_error_has_code_message_typed_facts_and_hint(cli: CliFixture) -> None
     nowhere = _error("savepoint", "list", "--job-root", f"{cli.root}-of-another", "--json")
     assert nowhere["code"] == "config"
     missing = _error("checkpoints", "show", "99", "--job-root", cli.root, "--json")
-    assert (missing["code"], missing["facts"]["checkpoint"], missing["retryable"]) == ("config", 99, False)
+    assert (missing["code"], missing["facts"]["checkpoint_id"], missing["retryable"]) == ("config", 99, False)
     assert missing["hint"] and "99" not in missing["message"]
 
 

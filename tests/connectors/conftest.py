@@ -118,3 +118,17 @@ def google(_google: tuple[str, Mapping[str, str]], monkeypatch: pytest.MonkeyPat
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return f"{address}/tables/{next(_numbers)}"
+
+
+@pytest.fixture(
+    params=[
+        "s3",
+        pytest.param("azure", marks=pytest.mark.long(reason="starts a server of Azure's API")),
+        "google",
+        pytest.param("hdfs", marks=pytest.mark.long(reason="sends several requests for each file")),
+    ]
+)
+def each_store(request: pytest.FixtureRequest) -> str:
+    """An unused address on a server of each kind, one after the other."""
+    address: str = request.getfixturevalue(request.param)
+    return address

@@ -319,7 +319,7 @@ def test_only_versions_from_the_oldest_delta_checkpoint_on_can_be_restored(sink:
     """Checkpoint 4 made version 4, the oldest one left: it is not taken for that of checkpoint 3."""
     _expire(table, range(4))
     for checkpoint_id in (0, 2, 3):
-        with raises(SinkDiverged, table=str(table), checkpoint=checkpoint_id) as caught:
+        with raises(SinkDiverged, table=str(table), checkpoint_id=checkpoint_id) as caught:
             _plan(sink, checkpoint_id)
         assert caught.value.hint
     before = snapshot(table)
@@ -329,7 +329,7 @@ def test_only_versions_from_the_oldest_delta_checkpoint_on_can_be_restored(sink:
     for token in (5, 6):
         put(sink, _ABOUT, token, pairs(token, 1))
     entry_path(table, 4).unlink()
-    with raises(SinkDiverged, checkpoint=3):
+    with raises(SinkDiverged, checkpoint_id=3):
         _plan(sink, 3)
     assert _go_back(sink, 4, token=7).to_version == 4
     assert ids(table) == [1, 2, 3, 4]

@@ -487,7 +487,7 @@ def test_a_fifo_that_is_named_like_a_new_checkpoint_does_not_stop_the_driver(
 
 
 def test_a_checkpoint_process_that_takes_too_long_is_killed(table: Path) -> None:
-    with raises(StorageError, seconds=0.001):
+    with raises(StorageError, timeout_ms=1):
         checkpoint(table, seconds=0.001)
 
 

@@ -158,7 +158,7 @@ def test_a_token_outlives_its_snapshot(table: IcebergTable) -> None:
     table.put(3, pairs(2, 1))
     opened = table.sink.open_table(table.about)
     assert (opened.token, opened.plan_rewind(2).rows_removed) == (3, 1)
-    with raises(SinkDiverged, checkpoint=1):
+    with raises(SinkDiverged, checkpoint_id=1):
         opened.plan_rewind(1)
 
 

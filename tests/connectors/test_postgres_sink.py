@@ -359,7 +359,7 @@ def test_former_rows_of_an_older_time_are_deleted_and_no_longer_restored(postgre
     assert {v for (v,) in postgres.execute(f"SELECT version FROM stateflow_undo WHERE {mine}")} == {3, 4}
     handle = table.sink.open_table(table.about)
     for checkpoint in (0, 1, 2):
-        with raises(SinkDiverged, table=table.sink.location, checkpoint=checkpoint):
+        with raises(SinkDiverged, table=table.sink.location, checkpoint_id=checkpoint):
             handle.plan_rewind(checkpoint)
     with raises(SinkDiverged, version=1):
         handle.rewind(1, 9)
@@ -373,10 +373,10 @@ def test_undo_that_begins_later_restores_nothing_older(postgres: Postgres, tmp_p
     later = replace(table, sink=_table_sink(postgres, table.name)).prepare()
     later.put(3, [Position(carrier="A", number=1, at=3)])
     handle = later.sink.open_table(later.about)
-    with raises(SinkDiverged, checkpoint=1):
+    with raises(SinkDiverged, checkpoint_id=1):
         handle.plan_rewind(1)
     # It is not known whether a version before the first stored one had a later token.
-    with raises(SinkDiverged, checkpoint=2):
+    with raises(SinkDiverged, checkpoint_id=2):
         handle.plan_rewind(2)
     later.put(4, [Position(carrier="A", number=1, at=4)])
     assert later.sink.open_table(later.about).plan_rewind(3).to_version == 3

@@ -170,6 +170,10 @@ class TestDeltaAppendsInGoogle(TestDeltaAppendsInHdfs):
         return google
 
 
+class TestDeltaUpsertsInGoogle(TestDeltaAppendsInGoogle):
+    factory = staticmethod(delta_upsert)
+
+
 @pytest.mark.slow(reason="runs the suite of sinks once more")
 class TestDeltaPartitions(InFolder):
     factory = staticmethod(delta_partitions)
@@ -213,6 +217,12 @@ class TestFileSinkInHdfs(TestFileSinkInS3):
     @pytest.fixture
     def address(self, hdfs: str) -> str:
         return hdfs
+
+
+class TestFileSinkInGoogle(TestFileSinkInS3):
+    @pytest.fixture
+    def address(self, google: str) -> str:
+        return google
 
 
 class TestPartitionedFilesInAzure(TestFileSinkInS3):
@@ -381,7 +391,7 @@ def test_a_function_that_raises_is_named_and_called_again(tmp_path: Path) -> Non
         raise OSError("no route to host")
 
     job = PublishingJob(ForeachBatchSink(broken), tmp_path / "root")
-    with raises(StorageError, sink="out", checkpoint=2, reason="OSError: no route to host") as failed:
+    with raises(StorageError, sink="out", checkpoint_id=2, reason="OSError: no route to host") as failed:
         job.run(1)
     assert failed.value.retryable and "broken" in str(failed.value.facts["function"])
     PublishingJob(foreach(str(tmp_path / "received")), tmp_path / "root").run(1)

@@ -22,18 +22,17 @@ from pyarrow import parquet
 from stateflow import DeltaSource, FileSink, FileSource, precision
 from stateflow.api.file_log import BatchLimits, BatchPlanner, FilePattern, StoredFiles
 from stateflow.api.input_files import CorruptContent, FileShare, LostFile, unreadable_in
-from stateflow.api.source import StartKind, StartPosition
+from stateflow.api.source import FROM_START, StartKind, StartPosition
 from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.errors import BatchFailed, ConfigError, CorruptInput, SchemaMismatch
 from stateflow.runtime.spark.checkpoint_location import QuerySource, SparkLocation
-from stateflow.runtime.spark.inputs import BatchFiles, FileReader
+from stateflow.runtime.spark.inputs import BatchFiles, FileReader, FileSearch
 from stateflow.storage import BlobInfo, MemoryStorage, open_storage, register_memory, unregister_memory
 from tests.servers.faults import BUSY, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
 from tests.servers.running import s3_server
 from tests.support.delta_tables import context, put, write
 from tests.support.errors import raises
-from tests.support.object_stores import EACH_STORE, Serve, serve_s3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,27 +123,28 @@ def test_a_folder_whose_name_has_special_characters_is_not_a_pattern_if_they_are
     assert _keys(bucket, "in \\[1\\]") == ["in [1]/a.json"]
 
 
-@pytest.mark.long(reason="commits to a server some thirty times")
-def test_a_file_source_reads_what_a_file_sink_in_the_bucket_has_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serve_s3(tmp_path) as (address, variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        about = context(Row)
-        for format in ("json", "parquet"):
-            sink = FileSink(f"{address}/{format}", format=cast(Any, format), partition_by="name")
-            sink.prepare(about)
-            for token in range(1, 14):
-                put(sink, about, token, [Row("é /%41", token), Row("b=[1]", -token)])
-            write(sink, about, [Row("not committed", 0)])
-            source = FileSource(f"{address}/{format}", schema=Row, format=format)
-            wanted = [(name, number * sign) for number in range(1, 14) for name, sign in (("é /%41", 1), ("b=[1]", -1))]
-            assert Counter((row["name"], row["number"]) for row in _rows(source)) == Counter(wanted)
-            # A restore undoes the last commit.
-            table = sink.open_table(about)
-            assert table.version is not None and table.rewind(table.version - 1, 20) is not None
-            assert {row["number"] for row in _rows(source)} == {number for _, number in wanted if abs(number) < 13}
+@pytest.mark.long(reason="commits to a server some forty times")
+def test_a_file_source_reads_what_a_file_sink_in_the_store_has_committed(each_store: str) -> None:
+    about = context(Row)
+    for format in ("json", "csv", "parquet"):
+        address = f"{each_store}/{format}"
+        sink = FileSink(address, format=cast(Any, format), partition_by="name")
+        sink.prepare(about)
+        for token in range(1, 14):
+            put(sink, about, token, [Row("é /%41", token), Row("b=[1]", -token)])
+        write(sink, about, [Row("not committed", 0)])
+        source = FileSource(address, schema=Row, format=format, **cast(Any, _options(format)))
+        wanted = [(name, number * sign) for number in range(1, 14) for name, sign in (("é /%41", 1), ("b=[1]", -1))]
+        assert Counter((row["name"], row["number"]) for row in _rows(source)) == Counter(wanted)
+        # A restore undoes the last commit.
+        table = sink.open_table(about)
+        assert table.version is not None and table.rewind(table.version - 1, 20) is not None
+        assert {row["number"] for row in _rows(source)} == {number for _, number in wanted if abs(number) < 13}
+
+
+def _options(format: str) -> dict[str, str]:
+    """The options with which a source reads the files of a sink of a format."""
+    return {"header": "true"} if format == "csv" else {}
 
 
 def test_of_the_folder_of_sparks_sink_only_files_in_its_log_are_listed(bucket: Bucket) -> None:
@@ -498,29 +498,60 @@ def test_an_address_that_is_not_valid_is_refused_when_it_is_declared(
 # -- a server ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("serve", EACH_STORE)
-def test_names_of_every_kind_are_listed_and_read_on_every_server(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_names_of_every_kind_are_listed_and_read_on_every_server(each_store: str) -> None:
+    storage, names = open_storage(each_store), [f"in/{name}" for name in NAMES]
+    for number, name in enumerate(names):
+        storage.put_new(name, _json([{"name": name, "number": number}]))
+    for name in ("in/_SUCCESS", "in/.a.json", "input/b.json", "in/empty.json"):
+        storage.put_new(name, b"" if "empty" in name else b"no row")
+    source = FileSource(f"{each_store}/in", schema=Row, format="json")
+    found = _rows(source)
+    assert {row["name"]: row["number"] for row in found} == {name: at for at, name in enumerate(names)}
+    assert len(found) == len(names)
+    # An object is another one when it is written again.
+    (file,) = StoredFiles(f"{each_store}/in/day=1").list()
+    share = FileShare(file.path, 0, file.size, file.size, f"{file.version}-other")
+    format = source.file_format([file.path])
+    assert format is not None
+    with pytest.raises(LostFile):
+        list(format.read(share, source.schema))
+
+
+_BROKEN = {
+    "json": b'{"name": "x", "number": 1}\n{"name": "x", "numb',
+    "csv": b'"x",1\r\n"x",one\r\n',
+    "parquet": b"PAR1 and no footer",
+}
+
+
+@pytest.mark.parametrize(("format", "encode"), [("json", _json), ("csv", _csv), ("parquet", _parquet)])
+def test_files_of_each_format_that_a_pattern_names_are_read_and_corrupt_ones_found_on_every_server(
+    each_store: str, format: str, encode: Callable[[Sequence[Mapping[str, object]]], bytes]
 ) -> None:
-    with serve(tmp_path) as (address, variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        storage, names = open_storage(address), [f"in/{name}" for name in NAMES]
-        for number, name in enumerate(names):
-            storage.put_new(name, _json([{"name": name, "number": number}]))
-        for name in ("in/_SUCCESS", "in/.a.json", "input/b.json", "in/empty.json"):
-            storage.put_new(name, b"" if "empty" in name else b"no row")
-        source = FileSource(f"{address}/in", schema=Row, format="json")
-        found = _rows(source)
-        assert {row["name"]: row["number"] for row in found} == {name: at for at, name in enumerate(names)}
-        assert len(found) == len(names)
-        # An object is another one when it is written again.
-        (file,) = StoredFiles(f"{address}/in/day=1").list()
-        share = FileShare(file.path, 0, file.size, file.size, f"{file.version}-other")
-        format = source.file_format([file.path])
-        assert format is not None
-        with pytest.raises(LostFile):
-            list(format.read(share, source.schema))
+    storage = open_storage(each_store)
+    files = {"day=1/a b": WANTED[:40], "day=2/é": WANTED[40:90], "day=3/not": WANTED[90:], "other/not": WANTED[90:]}
+    for name, rows in files.items():
+        storage.put_new(f"in/{name}.{format}", encode(rows))
+    source = FileSource(f"{each_store}/in/day=[12]", schema=Row, format=format, on_corrupt_file="quarantine")
+    assert Counter(row["number"] for row in _rows(source)) == Counter(range(90))
+    waiting = source.backlog(FROM_START, ())
+    assert (waiting.files, waiting.size_bytes) == (2, sum(len(encode(rows)) for rows in [WANTED[:40], WANTED[40:90]]))
+    # An estimate counts the lines of a text, of which some names have two.
+    assert waiting.rows == pytest.approx(90, rel=0.25) and waiting.oldest_at is not None
+    # Of quarantined files, tasks tell the number and the reason.
+    storage.put_new(f"in/day=2/broken.{format}", _BROKEN[format])
+    listed = StoredFiles(source.files_address).list()
+    reader = source.file_format([file.path for file in listed])
+    assert reader is not None
+    objects = {file.path: (file.size, file.version) for file in listed}
+    search = FileSearch({"rows": reader}, {"rows": source.schema}, [("rows", file.path) for file in listed], objects)
+    numbers = pa.RecordBatch.from_pydict({"id": [*range(len(listed))]})
+    ((broken, error),) = [
+        (row["number"], row["error"]) for found in search.errors(iter([numbers])) for row in found.to_pylist()
+    ]
+    corrupt = unreadable_in(error)
+    assert corrupt is not None and corrupt.is_corrupt and corrupt.path == listed[broken].path
+    assert listed[broken].path.endswith(f"broken.{format}")
 
 
 @pytest.mark.slow(reason="starts a server, and lists ten thousand objects")

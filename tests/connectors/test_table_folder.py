@@ -6,19 +6,23 @@ import itertools
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stateflow import DeltaSink, FileSink
+from stateflow.api.sink import Sink
 from stateflow.connectors.table_folder import DiskFolder, StoreFolder, TableFolder, open_table_folder
 from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PutResult, open_storage, register_memory, unregister_memory
 from stateflow.storage.base import FolderList
 from stateflow.storage.hdfs import WebHdfs
 from tests.servers.hdfs import hdfs_server
+from tests.servers.running import careless_s3_server
+from tests.support.delta_tables import context
 from tests.support.errors import raises
 from tests.support.object_stores import bucket_of, serve_google, serve_hdfs
 
@@ -315,6 +319,22 @@ def test_a_store_without_put_if_absent_is_refused() -> None:
         StoreFolder(storage.uri).check_put_if_absent()
     assert storage.list("") == []
     unregister_memory(storage.uri)
+
+
+@pytest.mark.long(reason="starts a server")
+@pytest.mark.parametrize("new_sink", [DeltaSink, FileSink])
+def test_a_sink_refuses_a_server_that_ignores_conditions_and_leaves_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_sink: Callable[[str], Sink]
+) -> None:
+    with careless_s3_server(tmp_path, "bucket") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with raises(EnvironmentUnsupported, storage="s3://bucket/table") as refused:
+            new_sink("s3://bucket/table").prepare(context())
+        assert open_storage("s3://bucket/table").list("") == []
+    winners = refused.value.facts["winners"]
+    assert isinstance(winners, int) and winners > 1
+    assert refused.value.hint and not refused.value.retryable
 
 
 class Forgetful(MemoryStorage):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +36,14 @@ def blocks(text: str, language: str = "") -> list[str]:
 def code(text: str) -> list[str]:
     """Names that a text has between backticks."""
     return re.findall(r"`([^`]+)`", text)
+
+
+def hadoop_settings() -> dict[str, str]:
+    """Spark's settings for Hadoop's S3 client, of which the guide of buckets has two blocks."""
+    found = section(read("keep-tables-in-a-bucket"), "Formats that only Spark reads, and names in a catalog")
+    words = shlex.split(" ".join(blocks(found, "sh")).replace("\\\n", " "))
+    given = [word for option, word in pairwise(words) if option == "--set"]
+    return dict(word.removeprefix("spark.conf.").split("=", 1) for word in given)
 
 
 def rows(text: str) -> list[list[str]]:

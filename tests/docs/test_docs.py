@@ -40,7 +40,7 @@ from stateflow.state import handles
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer
 from stateflow_airflow.versions import SUPPORTED, require_supported
-from tests.docs.pages import DOCS, ROOT, blocks, code, load_module, read, rows, section
+from tests.docs.pages import DOCS, ROOT, blocks, code, hadoop_settings, load_module, read, rows, section
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PROJECT: dict[str, Any] = tomllib.loads(read("pyproject.toml"))["project"]
@@ -138,6 +138,8 @@ def test_the_readme_the_pins_and_the_metadata_have_the_versions_that_are_checked
         "its Spark provider": of_spark,
     }
     assert {row[0]: row[1].partition(" (")[0] for row in rows(read("README.md")) if row[0] in supported} == supported
+    runs = [row[1] for row in rows(read("docs/design/0032-supported-versions.md")) if len(row) == 4]
+    assert all(any(f"Java {version}" in run for run in runs) for version in requirements.JAVA)
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
     assert ", ".join(named) == supported["Python"]
     pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", read("requirements.txt"), re.MULTILINE))
@@ -147,6 +149,11 @@ def test_the_readme_the_pins_and_the_metadata_have_the_versions_that_are_checked
     require_supported(pins)
     assert pins["pyspark"] == PINNED and warn_of_untested(PINNED) == ()
     assert pins["delta-spark"] == DELTA
+
+
+def test_the_packages_for_hadoop_s_s3_client_are_the_ones_whose_hashes_are_pinned() -> None:
+    packages = hadoop_settings()["spark.jars.packages"].split(",")
+    assert len(packages) == 2 and set(packages) <= json.loads(read("scripts/jars.lock.json")).keys()
 
 
 def test_every_combination_of_the_matrix_has_its_pins_and_a_row_in_the_note() -> None:
@@ -222,6 +229,27 @@ def test_each_command_is_on_a_page_for_users() -> None:
     names = list(_names(main, "stateflow"))
     assert len(names) > 30
     assert [name for name in names if not re.search(rf"{name}\b", text)] == []
+
+
+_ERROR_CODE = re.compile(
+    r"(?:\b(?:refused|fails?|failed|ends?|ended)(?: (?:the|at|once|login|run|it|batch))* with (?:the (?:error|code) )?"
+    r"|\bthe (?:error|code) |\berror \[)`?([a-z]+(?:-[a-z]+)*)[`\]]"
+)
+"""The words with which a page says that something ends with the code of an error."""
+
+
+def test_each_error_code_that_a_page_names_exists() -> None:
+    codes = {kind.code for kind in _error_classes()}
+    plugin = "".join(map(_text, (ROOT / "plugins" / "stateflow_airflow").rglob("*.py")))
+    of_airflow = set(re.findall(r'^ +"([a-z]+(?:-[a-z]+)+)",$', plugin, re.MULTILINE))
+    named = {(page.name, code) for page in _PROSE for code in _ERROR_CODE.findall(" ".join(_text(page).split()))}
+    assert len(named) > 30
+    # The runbook has a placeholder.
+    assert {each for each in named if each[1] not in codes | of_airflow} == {("runbook.md", "code")}
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", _PROSE, ids=lambda page: page.stem)

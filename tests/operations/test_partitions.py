@@ -24,6 +24,7 @@ from stateflow.operations.partitions import (
     Calendar,
     Position,
     Progress,
+    Unit,
     is_ahead,
     next_announcement,
     parse_position,
@@ -225,14 +226,15 @@ def test_a_position_is_read_as_it_was_written_and_anything_else_is_not_one() -> 
 
 
 class History:
-    """A job's log with its checkpoints and restores, and a task that announces days and may be killed.
+    """A job's log with its checkpoints and restores, and a task that announces partitions and may be killed.
 
-    The oracle follows each day on its own: its events alternate, none contradicts the watermark, and one that is
+    The oracle follows each partition on its own: its events alternate, none contradicts the watermark, and one that is
     closed twice was reopened by a restore in between.
     """
 
-    def __init__(self, since: date) -> None:
-        self.since = since
+    def __init__(self, since: date, unit: Unit) -> None:
+        self.since, self.calendar = since, Calendar(unit)
+        self.length = DAY if unit == "day" else HOUR
         self.seq = 0
         self.checkpoints: dict[int, int] = {}
         self.lineage: list[int] = []
@@ -245,9 +247,12 @@ class History:
     def watermark(self) -> int | None:
         return self.checkpoints[self.lineage[-1]] if self.lineage else None
 
-    def commit(self, hours: int) -> None:
+    def commit(self, parts: int) -> None:
+        """Adds a checkpoint whose watermark is later, by so many 24th parts of a partition."""
         self.seq += 1
-        self.checkpoints[self.seq] = (self.watermark or ms(datetime(2026, 1, 1, tzinfo=UTC))) + hours * 3_600_000
+        self.checkpoints[self.seq] = (self.watermark or ms(datetime(2026, 1, 1, tzinfo=UTC))) + parts * (
+            self.length // 24 // MS
+        )
         self.lineage.append(self.seq)
 
     def restore(self, back: int) -> None:
@@ -258,41 +263,40 @@ class History:
         self.lineage = kept
         base = kept[-1]
         self.restores.append(RestoreStep(seq=self.seq, base=base, watermark=self.checkpoints[base]))
-        for day, closed in self.is_closed.items():
-            if closed and self._end(day) > self.checkpoints[base] + 1:
-                self.reopened.add(day)
+        for key, closed in self.is_closed.items():
+            if closed and self._end(key) > self.checkpoints[base] + 1:
+                self.reopened.add(key)
 
     def announce(self, limit: int, is_killed: bool = False) -> bool:
         """Runs a task; returns whether it had events."""
         now = Progress("job", self.seq, self.lineage[-1] if self.lineage else 0, self.watermark, tuple(self.restores))
-        found = next_announcement(self.position, now, DAYS, LATER, since=self.since, limit=limit)
+        found = next_announcement(self.position, now, self.calendar, LATER, since=self.since, limit=limit)
         if found is None or is_killed:
             return found is not None
         assert 0 < len(found.partitions) <= limit and list(found.partitions) == sorted(set(found.partitions))
-        for day in found.partitions:
-            assert self.is_closed.get(day, False) is found.undone, day
+        for key in found.partitions:
+            assert self.is_closed.get(key, False) is found.undone, key
             if found.undone:
-                assert day in self.reopened
-                self.reopened.remove(day)
+                assert key in self.reopened
+                self.reopened.remove(key)
             else:
-                assert self.watermark is not None and self._end(day) <= self.watermark + 1
-            self.is_closed[day] = not found.undone
+                assert self.watermark is not None and self._end(key) <= self.watermark + 1
+            self.is_closed[key] = not found.undone
         # As stored, and read again by the next task.
         self.position = parse_position(to_object(found.position))
         return True
 
     def check_complete(self) -> None:
         assert not self.reopened
-        watermark, day = self.watermark, self.since
+        watermark, begin = self.watermark, datetime(self.since.year, self.since.month, self.since.day, tzinfo=UTC)
         wanted = set()
-        while watermark is not None and self._end(day.isoformat()) <= watermark + 1:
-            wanted.add(day.isoformat())
-            day += DAY
-        assert {day for day, closed in self.is_closed.items() if closed} == wanted
+        while watermark is not None and ms(begin + self.length) <= watermark + 1:
+            wanted.add(begin.strftime("%Y-%m-%d" if self.length == DAY else "%Y-%m-%dT%H"))
+            begin += self.length
+        assert {key for key, closed in self.is_closed.items() if closed} == wanted
 
-    @staticmethod
-    def _end(day: str) -> int:
-        return ms(datetime.fromisoformat(day).replace(tzinfo=UTC) + DAY)
+    def _end(self, key: str) -> int:
+        return ms(datetime.fromisoformat(key).replace(tzinfo=UTC) + self.length)
 
 
 STEPS = st.lists(
@@ -306,9 +310,12 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(0, 3))
-def test_each_day_is_announced_once_each_time_it_is_closed_or_reopened(steps: list[tuple[str, int]], day: int) -> None:
-    history = History(date(2026, 1, 1) + day * DAY)
+@pytest.mark.parametrize("unit", ["day", "hour"])
+@given(steps=STEPS, day=st.integers(0, 3))
+def test_each_partition_is_announced_once_each_time_it_is_closed_or_reopened(
+    unit: Unit, steps: list[tuple[str, int]], day: int
+) -> None:
+    history = History(date(2026, 1, 1) + day * DAY, unit)
     for kind, number in steps:
         match kind:
             case "commit":

@@ -122,7 +122,7 @@ def test_a_reader_whose_clock_is_wrong_gets_an_error_or_the_right_data(job: Summ
         job.run(32)
         Collector(job.root).collect()
         totals_in(snapshot.operator("sum"), snapshot.storage)
-    assert caught.value.facts["checkpoint"] == snapshot.checkpoint_id
+    assert caught.value.facts["checkpoint_id"] == snapshot.checkpoint_id
     assert "clocks" in caught.value.hint
 
 
@@ -237,7 +237,7 @@ def test_a_comparison_that_is_suspended_for_longer_than_its_lease_is_right_or_an
         assert ended.document["keys"] == 4
     else:
         error = ended.check_error(MissingFile.exit_code, MissingFile.code)
-        assert "clocks" in ended.err and error.facts["checkpoint"] in both
+        assert "clocks" in ended.err and error.facts["checkpoint_id"] in both
     assert _pinned(job) == [] and _left(job) == []
 
 
@@ -360,4 +360,4 @@ def test_a_task_after_the_end_of_its_pin_raises_an_error_that_names_the_lease(
     Collector(job.root).collect()
     with raises(MissingFile) as caught:
         list(reader.read(partition))
-    assert caught.value.facts["lease_seconds"] == 60
+    assert caught.value.facts["lease_ms"] == 60_000

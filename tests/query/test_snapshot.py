@@ -69,7 +69,7 @@ def test_a_savepoint_is_opened_by_name_folder_and_path(ran: SummedJob, name: str
 
 @pytest.mark.parametrize(
     ("wanted", "facts"),
-    [(999, {"checkpoint": 999}), ("9" * 5000, {}), ("nothing", {"target": "nothing"}), ("before:2020-01-01", {})],
+    [(999, {"checkpoint_id": 999}), ("9" * 5000, {}), ("nothing", {"target": "nothing"}), ("before:2020-01-01", {})],
 )
 def test_an_unknown_snapshot_is_an_error_that_lists_the_existing_ones(
     ran: SummedJob, wanted: int | str, facts: dict[str, Any]
@@ -111,7 +111,7 @@ def test_a_checkpoint_is_pinned_while_a_reader_has_opened_its_snapshot(job: Summ
     Collector(job.root).collect()
     with raises(ConfigError) as caught, open_snapshot(job.uri, first):
         pass
-    assert caught.value.facts["kept"] == job.kept
+    assert caught.value.facts["kept_checkpoint_ids"] == job.kept
 
 
 def test_the_newest_checkpoint_is_pinned_although_a_run_releases_the_one_that_was_found(

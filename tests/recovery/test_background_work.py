@@ -342,7 +342,7 @@ def test_a_savepoint_request_fails_if_the_run_reaches_no_barrier_in_time(
 
     def after(_: BatchResult) -> None:
         if not refused:
-            with raises(RequestTimeout, seconds=0.3) as error:
+            with raises(RequestTimeout, timeout_ms=300) as error:
                 ask(str(claimed.root), _request(60, timeout=0.3))
             refused.append(error.value)
 

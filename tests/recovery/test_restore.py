@@ -424,7 +424,7 @@ def test_a_rewind_of_a_checkpoint_that_another_sink_has_published_is_refused(run
     ended = running.run()
     ended.check_error(4, "missing-file")
     facts = ended.failure["facts"]
-    assert (facts["checkpoint"], facts["published_in"]) == (newest.seq, [published])
+    assert (facts["checkpoint_id"], facts["published_in"]) == (newest.seq, [published])
     assert root_files.digests(running.folder / "tables") == before
 
 

@@ -78,7 +78,7 @@ def test_a_stop_that_drains_and_is_killed_is_completed_by_the_next_one(job: Wind
     # The killed one has recorded no end and no publication, so that another savepoint needs the job file again.
     another = ("stop", "--savepoint", "--acknowledge-timeout", "0.2")
     refused = job.command(*another)
-    refused.check_error(2, "config", checkpoint=root_files.head(job.root).checkpoint)
+    refused.check_error(2, "config", checkpoint_id=root_files.head(job.root).checkpoint)
     assert "--job JOB.py" in refused.err
     job.command(*another, "--job", job.job_file, with_job=True).check()
 

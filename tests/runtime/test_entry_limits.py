@@ -84,14 +84,15 @@ def test_keys_of_30_mb_become_short_dead_letters_and_leave_small_documents(jobs:
     for letter in letters:
         assert letter.operator == "count" and len(letter.key) <= LONGEST_KEY and len(letter.row) <= LONGEST_ROW
         assert letter.key.startswith('{"key":"kkk') and letter.key.endswith(" characters)")
-        assert all(fact in letter.error for fact in (f"size={len(HUGE) + 2}", f"limit={LIMIT}"))
+        assert all(fact in letter.error for fact in (f"size_bytes={len(HUGE) + 2}", f"limit_bytes={LIMIT}"))
     assert max(path.stat().st_size for path in _documents(jobs.folder / "root")) < SMALL_DOCUMENT
 
 
 def test_without_dead_letters_a_key_of_30_mb_fails_the_run_and_leaves_nothing(jobs: LocalJobs) -> None:
     with raises(EntryTooLarge, operator="count", setting="state.max_key_bytes") as caught:
         jobs.apply(WITH_HUGE_KEYS, _counted("fail"))
-    assert (str(caught.value.facts["size"]), str(caught.value.facts["limit"])) == (str(len(HUGE) + 2), str(LIMIT))
+    facts = caught.value.facts
+    assert (str(facts["size_bytes"]), str(facts["limit_bytes"])) == (str(len(HUGE) + 2), str(LIMIT))
     assert len(str(caught.value)) < SMALL_DOCUMENT and jobs.rows() == []
     assert max(path.stat().st_size for path in _documents(jobs.folder / "root")) < SMALL_DOCUMENT
 
@@ -265,5 +266,5 @@ def test_entries_stored_with_higher_limits_are_read_and_their_timers_fire() -> N
         assert fired == {key: [text, None, None, None] for key in (long, "a")}
         (seen,) = h.push_both([row("a", *reads)], [])
         assert unpack(seen.results) == [text, [text], [[text, text]]]
-        with raises(EntryTooLarge, operator="EveryState", size="202", limit="100"):
+        with raises(EntryTooLarge, operator="EveryState", size_bytes="202", limit_bytes="100"):
             h.push_both([row(long, *reads)], [])

@@ -180,5 +180,5 @@ def test_an_import_that_fails_names_file_line_and_a_fix(text: str, line: int, na
 
 def test_modules_that_are_too_large_to_send_are_refused(tmp_path: Path) -> None:
     job = _write(tmp_path, {"pay.py": f"import helper{_BUILD}", "helper.py": f"A = '{'x' * (17 << 20)}'"})
-    with raises(JobDefinitionError, limit=16 << 20):
+    with raises(JobDefinitionError, limit_bytes=16 << 20):
         load_job(job / "pay.py")

@@ -6,15 +6,16 @@ import contextlib
 import itertools
 import json
 import threading
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _PAGE = 1000
 _uploads = itertools.count()
-_TIME = 1_700_000_000
 
 
 class GoogleBucket(BaseHTTPRequestHandler):
@@ -22,6 +23,9 @@ class GoogleBucket(BaseHTTPRequestHandler):
 
     objects: dict[str, bytes]
     """By path, as the client has encoded it."""
+    times: dict[str, float]
+    """When objects were created, by path; one that a test has added is as old as the server."""
+    began: float
     parts: dict[tuple[str, int], bytes]
     """By number of the upload and of the part."""
 
@@ -38,7 +42,7 @@ class GoogleBucket(BaseHTTPRequestHandler):
         elif self.path in self.objects:
             self._answer(412)
         else:
-            self.objects[self.path] = data
+            self._create(self.path, data)
             self._answer(200, {"ETag": '"1"', "x-goog-generation": "1"})
 
     def do_GET(self) -> None:
@@ -49,7 +53,7 @@ class GoogleBucket(BaseHTTPRequestHandler):
         elif self.path not in self.objects:
             self._answer(404)
         else:
-            self._send(self.objects[self.path])
+            self._send(self.objects[self.path], self._time(self.path))
 
     do_HEAD = do_GET
 
@@ -59,7 +63,7 @@ class GoogleBucket(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         upload = parse_qs(query, keep_blank_values=True).get("uploadId", [""])[0]
         if upload:
-            self.objects[path] = b"".join(self.parts[key] for key in sorted(self.parts) if key[0] == upload)
+            self._create(path, b"".join(self.parts[key] for key in sorted(self.parts) if key[0] == upload))
             self._answer(200, body=b'<CompleteMultipartUploadResult><ETag>"1"</ETag></CompleteMultipartUploadResult>')
         else:
             new = f"upload-{next(_uploads)}"
@@ -72,8 +76,14 @@ class GoogleBucket(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self._answer(404 if self.objects.pop(self.path, None) is None else 204)
 
-    def _send(self, data: bytes) -> None:
-        headers = {"ETag": f'"{hash(data):x}"', "Last-Modified": formatdate(_TIME, usegmt=True)}
+    def _create(self, path: str, data: bytes) -> None:
+        self.objects[path], self.times[path] = data, time.time()
+
+    def _time(self, path: str) -> float:
+        return self.times.get(path, self.began)
+
+    def _send(self, data: bytes, modified: float) -> None:
+        headers = {"ETag": f'"{hash(data):x}"', "Last-Modified": formatdate(modified, usegmt=True)}
         asked = self.headers["Range"]
         if asked is None:
             self._answer(200, headers, data)
@@ -84,7 +94,7 @@ class GoogleBucket(BaseHTTPRequestHandler):
         self._answer(206, {**headers, "Content-Range": span}, part)
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
-        keys = {unquote(path).removeprefix(f"{bucket.rstrip('/')}/"): data for path, data in self.objects.items()}
+        keys = {unquote(path).removeprefix(f"{bucket.rstrip('/')}/"): path for path in self.objects}
         after, prefix = query.get("continuation-token") or query.get("start-after", ""), query.get("prefix", "")
         found = sorted(key for key in keys if key.startswith(prefix) and key > after)
         answer = ET.Element("ListBucketResult")
@@ -95,9 +105,10 @@ class GoogleBucket(BaseHTTPRequestHandler):
                 ET.SubElement(ET.SubElement(answer, "CommonPrefixes"), "Prefix").text = folder
         page = found[:_PAGE]
         for key in page:
+            data, modified = self.objects[keys[key]], datetime.fromtimestamp(self._time(keys[key]), UTC)
             facts = {
-                "Key": key, "Size": str(len(keys[key])), "ETag": f'"{hash(keys[key]):x}"',
-                "LastModified": "2023-11-14T22:13:20.000Z",
+                "Key": key, "Size": str(len(data)), "ETag": f'"{hash(data):x}"',
+                "LastModified": f"{modified:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
             }  # fmt: skip
             contents = ET.SubElement(answer, "Contents")
             for name, value in facts.items():
@@ -121,7 +132,7 @@ class GoogleBucket(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def google_server(objects: dict[str, bytes]) -> Iterator[dict[str, str]]:
     """Listens on loopback; yields the environment variables of its clients."""
-    handler = type("OneBucket", (GoogleBucket,), {"objects": objects, "parts": {}})
+    handler = type("OneBucket", (GoogleBucket,), {"objects": objects, "times": {}, "began": time.time(), "parts": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -96,7 +96,7 @@ def _problem(follower: Follower) -> str:
 
 def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower) -> None:
     assert not follower.poll()
-    with raises(NotYetAvailable, newest=0), follower.checkpoint():
+    with raises(NotYetAvailable, newest_checkpoint_id=0), follower.checkpoint():
         pass
     ids = []
     for number in (5, 1, 30, 4):
@@ -108,10 +108,13 @@ def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower)
     with follower.checkpoint(exactly=ids[-2]) as before, follower.checkpoint(at_least=ids[-2]) as newest:
         assert served(before) == plain(jobs.expected[ids[-2]])
         assert newest.checkpoint_id == ids[-1]
-    with raises(CheckpointNotServed, wanted=ids[0], open=ids[-2:]), follower.checkpoint(exactly=ids[0]):
+    with (
+        raises(CheckpointNotServed, wanted_checkpoint_id=ids[0], open_checkpoint_ids=ids[-2:]),
+        follower.checkpoint(exactly=ids[0]),
+    ):
         pass
     for options in ({"at_least": ids[-1] + 1}, {"exactly": ids[-1] + 1}):
-        with raises(NotYetAvailable, newest=ids[-1]), follower.checkpoint(**options):
+        with raises(NotYetAvailable, newest_checkpoint_id=ids[-1]), follower.checkpoint(**options):
             pass
     assert _problem(follower) == ""
 
@@ -278,7 +281,10 @@ def test_a_restored_checkpoint_is_the_newest_one_again(tmp_path: Path) -> None:
     with follower.checkpoint() as checkpoint:
         assert checkpoint.checkpoint_id == first
         assert served(checkpoint) == plain(jobs.expected[first])
-    with raises(NotYetAvailable, wanted=second, newest=first), follower.checkpoint(at_least=second):
+    with (
+        raises(NotYetAvailable, wanted_checkpoint_id=second, newest_checkpoint_id=first),
+        follower.checkpoint(at_least=second),
+    ):
         pass
     follower.close()
 

@@ -141,12 +141,12 @@ def test_each_failure_is_an_error_of_its_own(jobs: ShopsJob, server: StateServer
             client.get("totals", key, at_least=newest + 1)
         with raises(NotYetAvailable):
             client.get("totals", key, exactly=newest + 1)
-        with raises(CheckpointNotServed, wanted=str(newest - 1)):
+        with raises(CheckpointNotServed, wanted_checkpoint_id=str(newest - 1)):
             client.get("totals", key, exactly=newest - 1)
         large = [("x" * 3_000, day) for day in range(1_000)]
         # Several requests: one would exceed the limit.
         assert not any(result.found for result in client.get_many("totals", large))
-        with raises(QueryTooLarge, limit=1 << 20):
+        with raises(QueryTooLarge, limit_bytes=1 << 20):
             client.get("totals", ("x" * (1 << 20), 1))
     for token in ("", "wrong", f"{TOKEN}x"):
         with QueryableStateClient(jobs.root, token=token, timeout=AT_ONCE) as client, raises(Unauthorized):
@@ -363,9 +363,9 @@ def test_one_value_that_is_too_large_is_an_error(
     monkeypatch.setattr(lookups, "LARGEST_ANSWER", 1)
     key = max(wanted.items, key=lambda each: len(wanted.items[each]))
     with QueryableStateClient(jobs.root, token=TOKEN) as client:
-        with raises(QueryTooLarge, limit="1"):
+        with raises(QueryTooLarge, limit_bytes="1"):
             client.get_many("totals", list(wanted.totals))
-        with raises(QueryTooLarge, limit="1"):
+        with raises(QueryTooLarge, limit_bytes="1"):
             list(client.scan("sold-items", key))
 
 

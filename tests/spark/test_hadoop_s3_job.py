@@ -23,6 +23,7 @@ from pyarrow import orc
 
 from stateflow import DeltaSink
 from stateflow.storage import open_storage
+from tests.docs.pages import hadoop_settings
 from tests.servers.running import s3_server, variables_of
 from tests.servers.s3 import Handler, Server
 from tests.spark.jobs import hadoop_s3
@@ -47,14 +48,17 @@ class Number(msgspec.Struct):
 
 
 def _settings(folder: Path, endpoint: str) -> dict[str, str]:
-    """The settings of the guide, and a metastore on disk."""
+    """The settings of the guide for the tests' server and the JARs of its packages, and a metastore on disk."""
+    given = hadoop_settings()
+    packages = [package.split(":")[1:] for package in given.pop("spark.jars.packages").split(",")]
+    for name, version in packages:
+        assert any(jar.endswith(f"{name}-{version}.jar") for jar in _JARS), name
+    assert {"spark.hadoop.fs.s3a.endpoint", "spark.hadoop.fs.s3a.endpoint.region"} < given.keys()
     return {
+        **given,
         "spark.jars": ",".join(_JARS),
-        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "spark.hadoop.fs.s3a.endpoint": endpoint,
         "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-        "spark.hadoop.fs.s3a.path.style.access": "true",
-        "spark.hadoop.fs.s3a.connection.ssl.enabled": "false",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalogImplementation": "hive",

@@ -522,7 +522,7 @@ def test_an_object_with_more_or_fewer_bytes_than_stated_is_an_error(tmp_path: Pa
 
 
 def test_an_object_is_read_up_to_the_limit() -> None:
-    with hostile_server(lambda _: answer(200, b"x" * 1001)) as server, raises(DataError, limit=1000):
+    with hostile_server(lambda _: answer(200, b"x" * 1001)) as server, raises(DataError, limit_bytes=1000):
         _storage(server).get("x", 1000)
     with hostile_server(lambda _: _endless(_CHUNKED)) as server, pytest.raises(StorageError):
         _storage(server).get("x", 1000)

@@ -253,7 +253,7 @@ def test_a_sparse_file_in_place_of_a_small_one_is_not_copied(storage: PosixStora
     os.chown(storage.root / "a/object", 65534, 65534)
     cache = HostCache.direct(tmp_path / "cache", storage, SystemClock())
     handle = FileHandle(key="a/object", size=1264, sha256=hashlib.sha256(b"x" * 1264).hexdigest())
-    with raises(CorruptFile, file="a/object", expected=1264) as refused:
+    with raises(CorruptFile, file="a/object", expected_bytes=1264) as refused:
         cache.link(StateFile(handle=handle, local_name="1.sst"), tmp_path / "target")
     assert "found" not in refused.value.facts, "it was copied, and compared afterwards"
     assert list((tmp_path / "cache").iterdir()) == []

@@ -23,7 +23,7 @@ _MEASURED = {
     "<duration>": r"\b\d+(\.\d+)? ?(ms|s|min|h)\b",
     "<number> requests": r"\b[0-9,]+ requests\b",
     "<size>": r"\b\d+(\.\d+)? (B|kB|MB|GB|TB|KiB|MiB|GiB)\b",
-    "<number>": r"(?<=seconds=)[\d.]+|(?<=_ms=)[\d.]+|(?<=_bytes=)\d+",
+    "<number>": r"(?<=_ms=)[\d.]+|(?<=_bytes=)\d+",
 }
 # The graph of a history keeps its spaces.
 _GAP = r"(?<=[!-~]) {2,}"

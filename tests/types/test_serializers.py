@@ -233,7 +233,7 @@ def test_a_value_that_would_take_too_much_memory_is_neither_written_nor_read(kin
     few, many = [unit] * 10_000, [unit] * number
     serializer = ValueSerializer[Any](kind, "totals")
     assert len(serializer.decode(serializer.encode(few))) == len(decode_untyped(serializer.encode(few))) == 10_000
-    with raises(EntryTooLarge, state="totals", memory_limit=MEMORY_LIMIT, size=number + 5):
+    with raises(EntryTooLarge, state="totals", memory_limit_bytes=MEMORY_LIMIT, size_bytes=number + 5):
         serializer.encode(many)
     stored = b"\x01" + msgspec.msgpack.encode(many)
     with raises(CorruptFile, state="totals", declared=describe_type(kind)):

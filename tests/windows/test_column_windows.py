@@ -191,7 +191,7 @@ def test_a_window_that_ends_after_the_year_9999_is_an_error_that_is_not_retried(
     columns = BoundColumns.of({"end": ("window_end",), "number": ("window_end",)}, RowSchema.of(Ended))
     found = columns.columns(np.array([last - 10]), np.array([last - 1]))
     assert found["end"].to_pylist() == [datetime(9999, 12, 31, 23, 59, 59, 999000)]  # noqa: DTZ001 - no zone
-    with raises(SchemaMismatch, column="end", milliseconds=last) as refused:
+    with raises(SchemaMismatch, column="end", epoch_ms=last) as refused:
         columns.columns(np.array([0, last - 10]), np.array([1, last]))
     assert not refused.value.retryable
     only = BoundColumns.of({"number": ("window_end",)}, RowSchema.of(Ended))

@@ -713,9 +713,9 @@ def decode_sketches(stored: Sequence[bytes | None]) -> Sketches:
             few = np.frombuffer(data, "<u4").astype(np.int64)
             registers, found = few >> _RANK_BITS, few & (1 << _RANK_BITS) - 1
         else:
-            raise CorruptFile("a HyperLogLog sketch has an invalid length", bytes=len(data))
+            raise CorruptFile("a HyperLogLog sketch has an invalid length", size_bytes=len(data))
         if (registers >= REGISTERS).any() or (found >= _RANKS).any():
-            raise CorruptFile("a HyperLogLog sketch has an invalid register", bytes=len(data))
+            raise CorruptFile("a HyperLogLog sketch has an invalid register", size_bytes=len(data))
         places.append(number * REGISTERS + registers)
         ranks.append(found)
     return _highest(len(stored), np.concatenate(places), np.concatenate(ranks))

@@ -186,7 +186,7 @@ def _column(milliseconds: Array, column: Column) -> pa.Array:
             "a window ends after the year 9999, or begins before the year 1, which a datetime cannot be",
             hint="declare the column as int, for milliseconds since 1970; or filter such rows",
             column=column.name,
-            milliseconds=int(milliseconds[at]),
+            epoch_ms=int(milliseconds[at]),
         )
     return found
 

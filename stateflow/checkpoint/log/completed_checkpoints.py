@@ -120,8 +120,8 @@ class CompletedCheckpoints:
         if ref and (head is None or ref not in self.restorable(head)):
             raise DataError(
                 "the checkpoint to restore is no longer retained",
-                checkpoint=ref.id,
-                oldest=self.oldest_restorable(head),
+                checkpoint_id=ref.id,
+                oldest_checkpoint_id=self.oldest_restorable(head),
             )
 
     def apply_retention(self, parent: Head, limits: RetentionLimits, folder: str, now: datetime) -> tuple[Head, Kept]:
@@ -271,8 +271,8 @@ class AdminEntries:
         if pin.checkpoint not in self._checkpoints.list_kept(base):
             raise DataError(
                 "the checkpoint is no longer retained",
-                checkpoint=pin.checkpoint.id,
-                oldest=self._checkpoints.oldest_restorable(base),
+                checkpoint_id=pin.checkpoint.id,
+                oldest_checkpoint_id=self._checkpoints.oldest_restorable(base),
             )
         if pin.generation and base.entry.generation != pin.generation:
             raise Fenced(
@@ -365,7 +365,7 @@ class AdminEntries:
 
 def is_released(error: DataError, ref: EntryRef) -> bool:
     """Returns whether `AdminEntries.pin` has raised an error because a checkpoint was released."""
-    return error.facts.get("checkpoint") == ref.id and "oldest" in error.facts
+    return error.facts.get("checkpoint_id") == ref.id and "oldest_checkpoint_id" in error.facts
 
 
 def _has_pin(head: Head, pin_id: str) -> bool:

@@ -95,7 +95,7 @@ class FenceGuard:
             newer=newest.generation,
             **by,
             where=claim.writer,
-            since=claim.at,
+            claimed_at=claim.at,
         )
 
 

@@ -26,7 +26,7 @@ from stateflow.checkpoint.log.entry_lists import OutputLists
 from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
 from stateflow.checkpoint.log.manifest_files import LIMIT, seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
-from stateflow.clock import Clock
+from stateflow.clock import Clock, to_milliseconds
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -401,14 +401,14 @@ def hold_lease(root: JobRoot, pin: Pin, lease: timedelta = LEASE) -> Iterator[No
         failpoints.hit("read.finished")
     except MissingFile as e:
         # A comparison holds two pins: the inner one has reported the error already.
-        if "lease" in e.facts or root.admin.has_pin(pin.id):
+        if "lease_ms" in e.facts or root.admin.has_pin(pin.id):
             raise
         raise MissingFile(
             "a file of the checkpoint was deleted, because the reader's pin has ended",
             hint="read again; if that fails as well, compare the clocks of the hosts: a pin ends by the clock of the "
             "process that writes the next log entry",
-            checkpoint=pin.checkpoint.id,
-            lease=str(lease),
+            checkpoint_id=pin.checkpoint.id,
+            lease_ms=to_milliseconds(lease.total_seconds()),
             **e.facts,
         ) from e
     finally:

@@ -57,8 +57,8 @@ def _too_large(kind: type, size: int, limit: int) -> TooLarge:
         "a document exceeds the size that can be read again, and was not stored",
         hint=_HINTS.get(kind.__name__, _SHORTER),
         document=kind.__name__,
-        size=size,
-        limit=limit,
+        size_bytes=size,
+        limit_bytes=limit,
     )
 
 
@@ -92,7 +92,7 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
             "a stored document is damaged",
             hint="restore the file from a copy, or restore an older checkpoint",
             file=key,
-            size=len(data),
+            size_bytes=len(data),
         )
     try:
         return decode_json(kind, data, end), digest
@@ -237,7 +237,7 @@ def check_operator_memory(operators: Iterable[OperatorState]) -> None:
     for operator in operators:
         memory = sum(part.memory for part in operator.parts)
         if memory > MEMORY_LIMIT:
-            raise operator_state_too_large(operator.uid, memory=memory)
+            raise operator_state_too_large(operator.uid, memory_bytes=memory)
 
 
 def operator_state_too_large(uid: str, **facts: int) -> StateError:
@@ -247,5 +247,5 @@ def operator_state_too_large(uid: str, **facts: int) -> StateError:
         hint="every task of the operator reads the operator state of all subtasks; keep large state in keyed state",
         operator=uid,
         **facts,
-        limit=MEMORY_LIMIT,
+        limit_bytes=MEMORY_LIMIT,
     )

@@ -121,8 +121,8 @@ def find_kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: st
     raise ConfigError(
         "the job does not retain this checkpoint",
         hint=hint,
-        checkpoint=checkpoint_id,
-        kept=sorted({r.id for r in root.checkpoints.list_kept(head)}),
+        checkpoint_id=checkpoint_id,
+        kept_checkpoint_ids=sorted({r.id for r in root.checkpoints.list_kept(head)}),
     )
 
 

@@ -327,4 +327,4 @@ def _unsealed(storage: Storage, folder: str, data: bytes) -> tuple[Savepoint, st
         return unseal(data, Savepoint, f"{folder}{SAVEPOINT}")
     except CorruptFile as e:
         path = f"{storage.uri.rstrip('/')}/{folder}{SAVEPOINT}"
-        raise CorruptFile("a savepoint's document is damaged", hint=_NO_USE, file=path, size=len(data)) from e
+        raise CorruptFile("a savepoint's document is damaged", hint=_NO_USE, file=path, size_bytes=len(data)) from e

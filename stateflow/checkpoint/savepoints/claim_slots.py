@@ -235,7 +235,7 @@ def _claimed(storage: Storage, folder: str, claim: SavepointClaim, hint: str) ->
         job_uuid=claim.job_uuid,
         job_root=claim.job_root,
         by=describe_requester(claim.by),
-        at=claim.at,
+        claimed_at=claim.at,
     )
 
 

@@ -117,7 +117,7 @@ def newest_published_checkpoint(root: JobRoot, head: Head) -> EntryRef:
         raise DataError(
             "the job has no checkpoint whose output is known to be published",
             hint="wait for the next checkpoint, or start the job",
-            checkpoint=head.checkpoint_id,
+            checkpoint_id=head.checkpoint_id,
         )
     return max(published, key=lambda ref: ref.id)
 
@@ -440,7 +440,7 @@ def _moved_file(file: StateFile, place: _Place) -> StateFile:
             "a file is recorded as a part beyond the end of its object",
             hint="use an older checkpoint",
             file=file.handle.key,
-            size=file.size,
+            size_bytes=file.size,
         )
     if file.size == place.handle.size:
         return replace(file, handle=place.handle, part=None)

@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.sink import Successor
-from stateflow.clock import SystemClock, epoch_milliseconds
+from stateflow.clock import SystemClock, epoch_milliseconds, to_milliseconds
 from stateflow.connectors.data_files import own_names
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.parquet_batches import read_batches
@@ -1054,7 +1054,7 @@ def _run_checkpoint(table: TableFolder, view: Path, seconds: float) -> None:
         )
     except subprocess.TimeoutExpired as e:
         message = "creating a checkpoint of the Delta table took too long"
-        raise StorageError(message, table=table.address, seconds=seconds) from e
+        raise StorageError(message, table=table.address, timeout_ms=to_milliseconds(seconds)) from e
     if ended.returncode:
         raise StorageError(
             "creating a checkpoint of the Delta table failed",

@@ -204,7 +204,9 @@ class DeltaSource(Source):
         newest = self._feed.check_table(position).version
         if position.isStartingVersion or position.reservoirVersion > newest:
             return
-        first = self._log.first_entry(position.reservoirVersion) or newest + 1
+        found = self._log.first_entry(position.reservoirVersion)
+        # The first version of a table is 0.
+        first = newest + 1 if found is None else found
         if first > position.reservoirVersion:
             raise self._log.lost(f"versions [{position.reservoirVersion}, {first})")
         if self._changes and not self._log.records_changes(position.reservoirVersion):

@@ -440,9 +440,9 @@ class Rewinder:
         if self._head.token <= checkpoint_id:
             return SinkRewind(self._head.version, None, 0, 0, ())
         to_version = self._version_before(checkpoint_id)
-        newest, older = self._contents(to_version, checkpoint=checkpoint_id)
+        newest, older = self._contents(to_version, checkpoint_id=checkpoint_id)
         if older.token > checkpoint_id:
-            raise self._too_old(version=to_version, checkpoint=checkpoint_id)
+            raise self._too_old(version=to_version, checkpoint_id=checkpoint_id)
         self._checked(newest, older)
         removed, returned, others = self._effect(newest, older)
         return SinkRewind(self._head.version, to_version, removed, returned, others)
@@ -482,7 +482,7 @@ class Rewinder:
                 break
             first = version if token is not None else first
         if not first:
-            raise self._too_old(newest=self._head.version, checkpoint=checkpoint_id)
+            raise self._too_old(newest=self._head.version, checkpoint_id=checkpoint_id)
         return first - 1
 
     def _entry(self, version: int) -> DeltaEntry | None:

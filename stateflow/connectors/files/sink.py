@@ -707,7 +707,7 @@ def read_entry(root: TableFolder, version: int) -> VersionEntry | None:
     except FileNotFoundError:
         return None
     if len(data) > _LARGEST:
-        raise CorruptFile("an entry of a folder's log is too large", file=f"{root}/{path}", limit=_LARGEST)
+        raise CorruptFile("an entry of a folder's log is too large", file=f"{root}/{path}", limit_bytes=_LARGEST)
     lines = data.splitlines()
     try:
         marker = msgspec.json.decode(lines[1], type=_MarkerLine).stateflow if len(lines) > 1 else None

@@ -224,7 +224,7 @@ class History:
             target = self._find(token.previous_snapshot)
             if target is not None:
                 return self.at(version_of(target))
-        raise self._expired(checkpoint=checkpoint_id)
+        raise self._expired(checkpoint_id=checkpoint_id)
 
     def _check_readable(self, target: Snapshot, io: FileIO) -> None:
         if not io.new_input(target.manifest_list).exists():

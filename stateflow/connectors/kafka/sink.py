@@ -361,7 +361,7 @@ class KafkaTable(StagedTable):
                 hint=_KEEP_HINT,
                 sink=self.context.uid,
                 topic=self._layout.topic,
-                checkpoint=checkpoint_id,
+                checkpoint_id=checkpoint_id,
                 published=self.version,
             )
         return SinkRewind(self.version, None, 0, 0, ())

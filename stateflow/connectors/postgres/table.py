@@ -222,7 +222,7 @@ def check_table(settings: PostgresSettings, schema: RowSchema) -> tuple[Postgres
             "the name of a column is longer than PostgreSQL permits",
             hint="use a shorter name",
             columns=cut,
-            limit=LONGEST_NAME,
+            limit_bytes=LONGEST_NAME,
         )
     with transaction(settings, read_only=True) as connection:
         relation = read_relation(connection, settings.name)
@@ -678,7 +678,7 @@ class Undo:
         first, later, oldest, earlier = row
         # The version before the first later one must be the one that the checkpoint saw.
         if not later or position.version - later != first - 1 or not (earlier or oldest == 1):
-            raise self._too_old(checkpoint=checkpoint_id, oldest=oldest)
+            raise self._too_old(checkpoint_id=checkpoint_id, oldest=oldest)
         effect = _EFFECT.format(
             **self._names,
             oldest=self._oldest(first - 1),

@@ -126,7 +126,7 @@ class BatchRunner:
         """
         clock, ordinal = self._job.root.clock, self.ordinal + 1
         began, began_at = clock.monotonic(), clock.now()
-        set_log_context(batch=ordinal)
+        set_log_context(ordinal=ordinal)
         folder = data_folder(self._generation, ordinal, DRIVER_ATTEMPT)
         positions = batch.capture(folder)
         trigger_ms = round((clock.monotonic() - began) * 1000, 3)

@@ -367,7 +367,7 @@ class CheckpointCommitter:
                 ordinal=pending.ordinal,
             )
         self.head = outcome.head
-        set_log_context(checkpoint=self.head.checkpoint_id)
+        set_log_context(checkpoint_id=self.head.checkpoint_id)
         publisher.discard_settled(self.head)
         failpoints.hit("commit.after")
 
@@ -379,7 +379,7 @@ class CheckpointCommitter:
             raise BatchFailed(
                 "output was deleted before it was published",
                 hint="check whether a table was vacuumed; a new run continues from the checkpoint before this one",
-                checkpoint=lost,
+                checkpoint_id=lost,
             )
         publisher.publish_pending(self.head)
 
@@ -394,11 +394,11 @@ class CheckpointCommitter:
                 log,
                 logging.INFO,
                 "committed",
-                checkpoint=record.checkpoint_id,
-                batch=record.ordinal,
-                rows=record.rows_in,
+                checkpoint_id=record.checkpoint_id,
+                ordinal=record.ordinal,
+                rows_in=record.rows_in,
                 rows_out=record.rows_out,
-                seconds=round(record.duration_ms / 1000, 3),
+                duration_ms=record.duration_ms,
                 increment_bytes=record.increment_bytes,
                 full_bytes=record.full_bytes,
             )

@@ -293,7 +293,7 @@ class JobRun:
         self.guard.follow(claim)
         self.is_claimed = True
         set_log_context(
-            job=root.job.job, run=note or root.writer, generation=generation, batch=0, checkpoint=checkpoint
+            job=root.job.job, run_id=note or root.writer, generation=generation, ordinal=0, checkpoint_id=checkpoint
         )
         with self.guard.translate_errors():
             restored = restore_job(self.job, self._checks, checked, claim, self.guard)

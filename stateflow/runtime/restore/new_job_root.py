@@ -441,7 +441,7 @@ def _check_own_output(
             sink=node.uid,
             table=node.sink.location,
             token=table.token or 0,
-            known=published.checkpoint_id,
+            known_checkpoint_id=published.checkpoint_id,
         )
     return published.version if published is not None and is_known else rewind.to_version
 

@@ -301,9 +301,9 @@ def outdated_plan(plan: RestorePlan, head: Head) -> PlanOutdated:
     return PlanOutdated(
         "the job has progressed since the plan was made",
         hint="make a new plan",
-        planned_at=plan.head_seq,
-        newest=head.entry.seq,
-        checkpoint=head.checkpoint_id,
+        planned_seq=plan.head_seq,
+        newest_seq=head.entry.seq,
+        checkpoint_id=head.checkpoint_id,
     )
 
 
@@ -336,7 +336,7 @@ def _planned_savepoint(root: JobRoot, plan: RestorePlan) -> Target:
 def _planned_checkpoint(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
     number = plan.target_checkpoint_id
     if (number, plan.target_sha256) not in {(ref.id, ref.sha256) for ref in root.checkpoints.restorable(head)}:
-        raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint=number)
+        raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint_id=number)
     return find_kept_checkpoint(root, head, number, _OTHER_TARGET)
 
 
@@ -568,7 +568,7 @@ def _foreign_rows(uid: str, intent: SinkIntent, changes: TableChanges, unplanned
         f"them, plan with --keep-table {uid}; output published after the checkpoint is then duplicated",
         sink=uid,
         table=changes.table,
-        planned_at=intent.seen_version,
+        planned_version=intent.seen_version,
         back_to=intent.to_version,
         versions=[c.version for c in unplanned],
         commits=[c.text for c in unplanned[:_MAX_NAMED]],

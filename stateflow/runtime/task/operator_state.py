@@ -91,7 +91,7 @@ class OperatorParts:
         try:
             return StoredContent.of(data, MEMORY_LIMIT).memory
         except TooMuchMemory as e:
-            raise operator_state_too_large(self.uid, subtask=self.subtask, bytes=len(data)) from e
+            raise operator_state_too_large(self.uid, subtask=self.subtask, size_bytes=len(data)) from e
 
     def _own(self) -> OperatorPart | None:
         parts = self.base.parts if self.base else []

@@ -100,8 +100,8 @@ def _one_column(parts: Sequence[pa.Array]) -> pa.Array:
         raise StateError(
             "the rows of a key in one batch are too large to be processed at once",
             hint="limit the rows or files of a batch at the source, or use a function that gets one row at a time",
-            bytes=size,
-            limit=_LARGEST_COLUMN,
+            size_bytes=size,
+            limit_bytes=_LARGEST_COLUMN,
         )
     return pa.concat_arrays(parts)
 

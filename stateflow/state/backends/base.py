@@ -128,8 +128,8 @@ def key_too_large(size: int, limits: EntryLimits) -> EntryTooLarge:
     return EntryTooLarge(
         "a key is too large",
         hint="filter such rows in a transform, key by a hash of the column, or raise the setting",
-        size=size,
-        limit=limits.key_bytes,
+        size_bytes=size,
+        limit_bytes=limits.key_bytes,
         setting="state.max_key_bytes",
     )
 
@@ -140,8 +140,8 @@ def map_key_too_large(state: str, size: int, limits: EntryLimits) -> EntryTooLar
         "a key of a map is too large",
         hint="use a hash of it as the key, or raise the setting",
         state=state,
-        size=size,
-        limit=limits.map_key_bytes,
+        size_bytes=size,
+        limit_bytes=limits.map_key_bytes,
         setting="state.max_map_key_bytes",
     )
 
@@ -152,7 +152,7 @@ def value_too_large(state: str, size: int, limits: EntryLimits) -> EntryTooLarge
         "a value of state is too large",
         hint="divide it into elements of a list or entries of a map, remove what is old, or raise the setting",
         state=state,
-        size=size,
-        limit=limits.value_bytes,
+        size_bytes=size,
+        limit_bytes=limits.value_bytes,
         setting="state.max_value_bytes",
     )

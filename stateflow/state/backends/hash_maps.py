@@ -164,7 +164,7 @@ def check_limit(states: Mapping[str, Iterable[SubtaskState]], limit: int) -> Non
             uid=uid,
             uid_bytes=sizes[uid],
             all_bytes=total,
-            limit=limit,
+            limit_bytes=limit,
         )
 
 

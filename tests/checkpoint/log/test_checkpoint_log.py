@@ -56,7 +56,7 @@ def test_an_acknowledged_entry_can_be_read_and_a_refused_one_changes_nothing(not
         try:
             outcome = _append(log, head, new)
         except TooLarge as refused:
-            assert size > EMPTY + room and refused.facts["size"] == size
+            assert size > EMPTY + room and refused.facts["size_bytes"] == size
         else:
             assert isinstance(outcome, Appended) and size <= EMPTY + room
             head = outcome.head

@@ -102,7 +102,7 @@ def test_the_writer_refuses_exactly_what_is_above_the_reader_s_limit(length: int
     size = len(seal(document)[0])
     storage = MemoryStorage()
     if spare < 0:
-        with raises(TooLarge, document="RequestAnswer", size=size, limit=size + spare):
+        with raises(TooLarge, document="RequestAnswer", size_bytes=size, limit_bytes=size + spare):
             seal(document, size + spare)
     else:
         storage.put_new("answer", seal(document, size + spare)[0])
@@ -152,7 +152,7 @@ def test_the_writer_refuses_exactly_what_would_take_the_reader_too_much_memory(
     if is_accepted:
         assert unseal(seal(manifest)[0], Manifest, "file") == (manifest, seal(manifest)[1])
         return
-    with raises(TooLarge, document="Manifest", size=len(stored), limit=limit):
+    with raises(TooLarge, document="Manifest", size_bytes=len(stored), limit_bytes=limit):
         seal(manifest)
     with raises(CorruptFile, file="file"):
         unseal(stored, Manifest, "file")
@@ -249,7 +249,7 @@ def test_an_entry_that_is_still_too_large_is_refused_and_nothing_is_lost() -> No
     job.commit(ONE, _files(1))
     before = job.head
     huge = SourcePosition(uid="rows", description="d", offset="7" * LIMIT)
-    with raises(TooLarge, document=LogEntry.__name__, limit=LIMIT):
+    with raises(TooLarge, document=LogEntry.__name__, limit_bytes=LIMIT):
         job.commit(ONE, _files(1), sources=[huge])
     assert job.opened().log.read_head() == before
     job.commit(ONE, _files(1))
@@ -427,7 +427,7 @@ def test_only_a_checkpoint_that_the_newest_entry_keeps_can_be_pinned_and_not_by_
     job.commit_keeping(1)
     kept = job.head.checkpoint
     assert kept is not None
-    with raises(DataError, checkpoint=released.id, oldest=kept.id):
+    with raises(DataError, checkpoint_id=released.id, oldest_checkpoint_id=kept.id):
         job.root.admin.pin(released, "anna", "reads")
     job.root.admin.pin(kept, "anna", "reads")
     assert [pin.checkpoint for pin in job.root.head().entry.pinned] == [kept]

@@ -197,7 +197,7 @@ class SavepointChecker:
 
 def _is_avoidable(answer: dict[str, Any], pins_dropped: bool) -> bool:
     error = reported_error(f"error [{answer['code']}]: {answer['message']}")
-    if error.code == DataError.code and {"checkpoint", "oldest"} <= error.facts.keys():
+    if error.code == DataError.code and {"checkpoint_id", "oldest_checkpoint_id"} <= error.facts.keys():
         return True
     is_given_up = error.code == DataError.code and "name" in error.facts
     return (is_given_up or error.code in (MissingFile.code, CorruptFile.code)) and not pins_dropped

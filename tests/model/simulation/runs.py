@@ -60,12 +60,12 @@ _JOB_PLAN: Any = SimpleNamespace(
 
 def misses_output(error: DataError) -> bool:
     """Whether output was deleted before it was published."""
-    return isinstance(error, MissingFile) and "checkpoint" in error.facts
+    return isinstance(error, MissingFile) and "checkpoint_id" in error.facts
 
 
 def _is_not_retained(error: DataError) -> bool:
     """Whether the job has released a checkpoint that was needed."""
-    return type(error) is DataError and {"checkpoint", "oldest"} <= error.facts.keys()
+    return type(error) is DataError and {"checkpoint_id", "oldest_checkpoint_id"} <= error.facts.keys()
 
 
 class GaveUp(Exception):

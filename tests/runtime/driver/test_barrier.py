@@ -49,7 +49,7 @@ def test_operator_state_that_tasks_could_not_read_is_not_stored() -> None:
     for subtask in range(2):
         part = OperatorPart(subtask=subtask, content=b"x", memory=MEMORY_LIMIT // 2 + subtask)
         pending.acknowledge(replace(_report(subtask, None, 0.0), key_types=["string"], key_names=["key"], part=part))
-    with raises(StateError, operator="u", memory=MEMORY_LIMIT + 1, limit=MEMORY_LIMIT):
+    with raises(StateError, operator="u", memory_bytes=MEMORY_LIMIT + 1, limit_bytes=MEMORY_LIMIT):
         operator_states_after(pending, {}, {}, 1)
 
 

@@ -89,9 +89,9 @@ def test_a_subtask_without_rows_gets_its_share_at_another_parallelism(root: Root
 
 
 def test_the_operator_state_of_a_subtask_above_the_limit_is_refused(root: Root) -> None:
-    with raises(StateError, operator="op", subtask=1, limit=MEMORY_LIMIT):
+    with raises(StateError, operator="op", subtask=1, limit_bytes=MEMORY_LIMIT):
         root.write(OperatorContent(raw=[bytes(MEMORY_LIMIT // 2)]), 1)
-    with raises(StateError, operator="op", subtask=1, limit=MEMORY_LIMIT):
+    with raises(StateError, operator="op", subtask=1, limit_bytes=MEMORY_LIMIT):
         root.write(OperatorContent(raw=[b""] * 2_000_000), 1)
     assert not list(root.storage.list("data/"))
 
@@ -106,7 +106,7 @@ def test_the_largest_operator_state_of_all_subtasks_is_read_again(root: Root) ->
     check_operator_memory([operator])
     assert sum(len(content.raw[0]) for _, content in read_parts(root.storage, parts)) == (50 << 20) - 1000
     parts.append(msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(1000)]), 3), subtask=2))
-    with raises(StateError, operator="op", limit=MEMORY_LIMIT):
+    with raises(StateError, operator="op", limit_bytes=MEMORY_LIMIT):
         check_operator_memory([operator])
     with raises(CorruptFile, subtask=2):
         list(read_parts(root.storage, parts))

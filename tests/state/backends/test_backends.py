@@ -149,6 +149,6 @@ def _inline(size: int, backend: str = "memory") -> SubtaskState:
 def test_the_limit_is_for_all_state_in_memory_together() -> None:
     states = {"small": [_inline(10)], "large": [_inline(20), _inline(30)], "files": [_inline(99, "filesystem")]}
     check_limit(states, 60)
-    with raises(ConfigError, uid="large", uid_bytes=50, all_bytes=60, limit=59) as refused:
+    with raises(ConfigError, uid="large", uid_bytes=50, all_bytes=60, limit_bytes=59) as refused:
         check_limit(states, 59)
     assert "state.backend" in refused.value.hint and "state.memory_limit_bytes" in refused.value.hint

@@ -249,11 +249,11 @@ def test_a_key_above_the_limit_is_refused_by_itself_and_in_a_column() -> None:
     state = KeyedState(DictBackend(), limits=EntryLimits(map_key_bytes=10))
     entries = state.map_state(MapStateDescriptor("m", str, int))
     set_key(state, "a")
-    with raises(EntryTooLarge, state="m", size=11, limit=10):
+    with raises(EntryTooLarge, state="m", size_bytes=11, limit_bytes=10):
         entries.put("x" * 9, 1)
     group, key = address("a")
     batch = state.batch_of([group], [key])
-    with raises(EntryTooLarge, state="m", size=11, limit=10):
+    with raises(EntryTooLarge, state="m", size_bytes=11, limit_bytes=10):
         batch.write_entries(entries, np.array([0]), pa.array(["x" * 9]), pa.array([1]))
     batch.write_entries(entries, np.array([0]), pa.array(["x" * 8]), pa.array([1]))
 

@@ -155,7 +155,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
             return parse_timestamp(self.at)
         except ValueError as error:
             raise config_failure(
-                f"at={self.at!r} is not in ISO 8601 format", "for example 2026-01-31T03:00", at=self.at
+                f"at={self.at!r} is not in ISO 8601 format", "for example 2026-01-31T03:00", given=self.at
             ) from error
 
 

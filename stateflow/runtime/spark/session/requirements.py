@@ -127,7 +127,7 @@ def check_root(storage: Storage, master: str, shared: bool) -> None:
 PYTHON = ((3, 11), (3, 13))
 """The first and the last version of Python that was tested; older ones are refused."""
 JAVA = (17, 21, 25)
-"""The versions of Java that were tested; those before the first one are refused."""
+"""The versions of Java that were tested, 21 once, with Spark 4.2; those before the first one are refused."""
 
 
 def check_python(version: tuple[int, int] | None = None) -> None:

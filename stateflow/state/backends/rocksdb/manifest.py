@@ -115,7 +115,7 @@ def parse(data: bytes, name: str) -> StoreManifest:
         CorruptFile: the data is not a manifest, or has unknown fields, for example of a newer RocksDB version.
     """
     if len(data) > _LARGEST:
-        raise CorruptFile("a store's manifest is too large", file=name, size=len(data), limit=_LARGEST)
+        raise CorruptFile("a store's manifest is too large", file=name, size_bytes=len(data), limit_bytes=_LARGEST)
     return _applied(StoreManifest((), 0), data, 0, name)
 
 
