@@ -77,12 +77,15 @@ class ClusterRun:
         self._progress = _Progress(run, clock)
 
     def find_active(self) -> Application | None:
-        """Returns the application of an earlier process with this launch, if it is active or has succeeded.
+        """Returns the application of an earlier process with this launch, if it is active or has stored a success.
 
         Removes what another one has left: the process that has followed it may have been killed before it ended.
         """
         found = self._cluster.find(self._run.launch)
-        if found is None or found.is_active or found.phase is Phase.SUCCEEDED:
+        if found is None or found.is_active:
+            return found
+        # Without a result, each process with this launch would fail as the first one did.
+        if found.phase is Phase.SUCCEEDED and read_launch_result(self._run.storage, self._run.launch) is not None:
             return found
         self._clean_up(found)
         return None
