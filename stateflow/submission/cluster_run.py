@@ -323,26 +323,52 @@ class _Ending:
         """
         run = self._run
         try:
-            generation = generation_of(run.storage, run.launch)
-            if generation and generation != self._requested:
-                root = JobRoot.open(run.storage, self._clock)
-                request = Request(
-                    id=self._clock.new_id(),
-                    kind=RequestKind.STOP,
-                    savepoint="",
-                    origin=Origin.STOP,
-                    by=root.requester,
-                    reason=f"the launch was ended: {run.note}".removesuffix(": "),
-                    at=self._clock.now().isoformat(timespec="milliseconds"),
-                    generation=generation,
-                )
-                RequestClient(root, RequestTimeouts(answer=run.end_timeout)).submit(request)
+            reason = f"the launch was ended: {run.note}".removesuffix(": ")
+            generation = request_stop(
+                run.storage, run.launch, self._clock, run.end_timeout, reason=reason, requested=self._requested
+            )
+            if generation != self._requested:
                 self._requested = generation
                 run.report("requested the run to end with a checkpoint")
         except StateflowError as e:
             log.warning("the run cannot be requested to end, trying again: %s", e)
             return True
         return generation > 0
+
+
+def request_stop(
+    storage: Storage, launch: str, clock: Clock, end_timeout: timedelta, *, reason: str, requested: int = 0
+) -> int:
+    """Requests the run of a launch to end with a checkpoint; returns its generation, 0 if none has claimed the job.
+
+    Args:
+        storage: the job root.
+        launch: the launch.
+        clock: the clock of this process.
+        end_timeout: how long the request is valid.
+        reason: stored with the request.
+        requested: the generation that this process has already requested to end; 0 for none.
+
+    Raises:
+        StateflowError: the job root cannot be read or written.
+    """
+    generation = generation_of(storage, launch)
+    if generation in (0, requested):
+        return generation
+    root = JobRoot.open(storage, clock)
+    request = Request(
+        id=clock.new_id(),
+        kind=RequestKind.STOP,
+        savepoint="",
+        origin=Origin.STOP,
+        by=root.requester,
+        reason=reason,
+        at=clock.now().isoformat(timespec="milliseconds"),
+        # Another run must not end by it.
+        generation=generation,
+    )
+    RequestClient(root, RequestTimeouts(answer=end_timeout)).submit(request)
+    return generation
 
 
 class _Progress:

@@ -28,8 +28,9 @@ from stateflow.testing.sinks import FolderSink
 from stateflow_airflow.failures import PermanentFailure, TransientFailure
 from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook
 from stateflow_airflow.launch import Launch, read_record
-from stateflow_airflow.launch_trigger import to_launch
+from stateflow_airflow.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.operators.run import StateflowRunOperator, run_folder
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
@@ -316,6 +317,38 @@ def test_a_try_submits_once_what_a_killed_process_has_not_submitted(
     job.command("stop").check()
     assert second.result(DEADLINE)["rows_in"] == 30
     assert [app["applicationTags"] for app in yarn.applications()] == [f"stateflow-{launch.launch_id}"]
+
+
+@pytest.mark.slow(reason="starts a driver of a stand-in for YARN")
+def test_a_driver_takes_a_savepoint_for_a_task_and_ends_with_a_checkpoint_when_its_own_is_killed(
+    one_driver: OneDriver, background: ThreadPoolExecutor
+) -> None:
+    job = one_driver.job
+    task = one_driver.task()
+    running = background.submit(task.execute, one_driver.run.next_try())
+    wait_for_rows(job, 30)
+    operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(job.root), name="during")
+    made = operator.execute(new_run("2026-01-02").next_try())
+    assert (made["name"], made["made_from"]) == ("during", "run")
+    task.on_kill()
+    ended = running.result(DEADLINE)
+    assert (ended["stopped_because"], ended["rows_in"]) == ("stopped", 30)
+    assert job.commit_at(30).seq == ended["checkpoint_id"]
+    assert [app["finalStatus"] for app in one_driver.yarn.applications()] == ["SUCCEEDED"]
+    job.check_results()
+
+
+@pytest.mark.slow(reason="starts a driver of a stand-in for YARN")
+def test_a_deferred_task_that_a_user_ends_stops_its_driver_from_another_host(one_driver: OneDriver) -> None:
+    job = one_driver.job
+    trigger = deferred(one_driver.task(deferrable=True), one_driver.run)
+    wait_for_rows(job, 30)
+    elsewhere = LaunchTrigger({**trigger.launch, "host": "other"}, DEADLINE, job_root=trigger.job_root)
+    asyncio.run(elsewhere.on_kill())
+    event = asyncio.run(asyncio.wait_for(next_event(trigger), DEADLINE))
+    returned = one_driver.task().execute_complete(one_driver.run.next_try(), event)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 30)
+    assert [app["finalStatus"] for app in one_driver.yarn.applications()] == ["SUCCEEDED"]
 
 
 def _logs(job: AccountsJob) -> str:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_a_driver_gets_paths_and_the_options_of_a_savepoint_to_start_from(
     options = ["--from-savepoint", os.path.relpath(made["path"].removeprefix("file://"), ROOT), "--claim-mode", "claim"]
     options += ["--map=events=orders", "--map=balances=turnovers", "--map=balances.account=turnovers.figures"]
     options += ["--drop=turnovers", "--source=orders=keep", "--drain"]
-    settings = {"job__version": 2, "job__parts": "movements", "job__tables": folder / "tables"}
+    settings: dict[str, Any] = {"job__version": 2, "job__parts": "movements", "job__tables": folder / "tables"}
     ended = submit_to_stand_in(other, yarn, "two", *options, **settings).wait().check()
     assert (ended.result["rows_in"], ended.result["stopped_because"]) == (20, "drained")
     assert "last" in ended.result["start_label"]

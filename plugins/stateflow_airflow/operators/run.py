@@ -330,7 +330,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         launch = self._counting(external_id)
         # A task that was killed meanwhile has no trigger that a user could end.
         if self.deferrable and not self._killed:
-            trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds())
+            trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds(), job_root=self.job_root)
             raise TaskDeferred(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
         launcher = self._task_launcher()
         start = partial(self._start_successor, context)
