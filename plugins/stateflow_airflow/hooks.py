@@ -130,6 +130,10 @@ class StateflowSubmitHook(BaseHook):
         environment = {variable: str(value) for variable, value in self.spark.env_vars.items()}
         return Command([*command, *options], environment, files, launch.id)
 
+    def check_client_mode(self) -> None:
+        """Raises PermanentFailure for a connection in cluster mode, with which a task cannot run the job itself."""
+        self._check_mode(self._submit("check"))
+
     def session(self, name: str, folder: Path) -> Command:
         """Returns the environment and files with which this process starts its Spark session as `command` would.
 
@@ -166,13 +170,8 @@ class StateflowSubmitHook(BaseHook):
         return connection
 
     def _check(self, connection: Connection, submit: _Submit, *, may_run_in_cluster: bool = False) -> None:
-        if submit.deploy_mode != "client" and not may_run_in_cluster:
-            raise config_failure(
-                f"deploy mode {submit.deploy_mode!r} of connection {self.spark.conn_id!r} is not supported here",
-                "use a connection in client mode: only the run of a job can have its driver in the cluster",
-                connection=self.spark.conn_id,
-                deploy_mode=submit.deploy_mode,
-            )
+        if not may_run_in_cluster:
+            self._check_mode(submit)
         if submit.deploy_mode != "client" and not runs_drivers(submit.master):
             raise config_failure(
                 f"the master {submit.master!r} does not run Python drivers in the cluster",
@@ -194,6 +193,16 @@ class StateflowSubmitHook(BaseHook):
                 f"install Java {' or '.join(map(str, _JAVA_VERSIONS))}, or set JAVA_HOME to one of them",
                 missing="java",
                 supported=_JAVA_VERSIONS,
+            )
+
+    def _check_mode(self, submit: _Submit) -> None:
+        if submit.deploy_mode != "client":
+            raise config_failure(
+                f"deploy mode {submit.deploy_mode!r} of connection {self.spark.conn_id!r} is not supported here",
+                "use a connection in client mode: only the run of a job can have its driver in the cluster. Drain the "
+                "job while a run is active, or by a run with the setting run.drain",
+                connection=self.spark.conn_id,
+                deploy_mode=submit.deploy_mode,
             )
 
     def _environment(self, master: str) -> dict[str, str]:

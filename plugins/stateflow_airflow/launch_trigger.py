@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TypedDict
 
@@ -49,16 +50,22 @@ class LaunchTrigger(BaseTrigger):
         launch: the launch, as a dictionary.
         end_timeout: seconds that the program may take to end with a checkpoint when a user ends the task.
         poll_interval: seconds between two checks.
+        job_root: the job root, through which a driver in a cluster is requested to end from each host; empty if it is
+            unknown.
     """
 
-    def __init__(self, launch: dict[str, object], end_timeout: float, poll_interval: float = 1.0) -> None:
+    def __init__(
+        self, launch: dict[str, object], end_timeout: float, poll_interval: float = 1.0, job_root: str = ""
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launch = launch
         self.end_timeout = end_timeout
         self.poll_interval = poll_interval
+        self.job_root = job_root
 
     def serialize(self) -> tuple[str, dict[str, object]]:
-        arguments = {"launch": self.launch, "end_timeout": self.end_timeout, "poll_interval": self.poll_interval}
+        names = ("launch", "end_timeout", "poll_interval", "job_root")
+        arguments = {name: getattr(self, name) for name in names}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -75,7 +82,8 @@ class LaunchTrigger(BaseTrigger):
         then, and the program continues.
         """
         launch = to_launch(self.launch)
-        if not launch.is_local:
+        is_reachable = bool(launch.launch_id and self.job_root)
+        if not launch.is_local and not is_reachable:
             self.log.warning("The run is on host %s and cannot be ended from here; a new run fences it", launch.host)
             return
         # In one step, without an await before it: this coroutine can itself be cancelled.
@@ -86,7 +94,21 @@ class LaunchTrigger(BaseTrigger):
         if self._is_deferred():
             self.log.warning("The task is still deferred: another triggerer follows the run in %s", launch.folder)
             return
-        graceful_end.end_in_background(Launcher(Path(launch.folder).parent), launch, self.end_timeout)
+        if launch.is_local:
+            graceful_end.end_in_background(Launcher(Path(launch.folder).parent), launch, self.end_timeout)
+        else:
+            self._request_stop(str(launch.launch_id))
+
+    def _request_stop(self, launch_id: str) -> None:
+        """Requests the driver in the cluster to end; the process that follows it, on another host, ends with it."""
+        from stateflow.clock import SystemClock
+        from stateflow.storage import open_storage
+        from stateflow.submission.cluster_run import request_stop
+
+        storage, timeout = open_storage(self.job_root), timedelta(seconds=self.end_timeout)
+        reason = "the task was ended in Airflow"
+        if not request_stop(storage, launch_id, SystemClock(), timeout, reason=reason):
+            self.log.warning("The driver of launch %s has not begun; it continues, and a new run fences it", launch_id)
 
     def _is_deferred(self) -> bool:
         """Returns whether the task is deferred, as far as Airflow's API server responds."""

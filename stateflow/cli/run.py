@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -39,9 +41,9 @@ from stateflow.cli.common import (
     with_options,
 )
 from stateflow.clock import SystemClock, to_milliseconds
-from stateflow.config.sources import SettingsLayer
+from stateflow.config.sources import SettingsLayer, parse_toml, read_settings_file, resolve
 from stateflow.errors import ConfigError, StateflowError, StorageError, error_class
-from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
+from stateflow.launch import RunRequest, RunResult, prepare, run_if_idle, run_job
 from stateflow.observability import ContextFilter, LogContext, log_event, set_log_context
 from stateflow.outputs import (
     ErrorReport,
@@ -58,8 +60,10 @@ from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import DRAINED
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.restore.new_job_root import ExistingTables, InitialSavepoint
+from stateflow.runtime.spark.session.requirements import check_root
 from stateflow.runtime.watermarks import waiting_texts
-from stateflow.storage import open_storage
+from stateflow.storage import Storage, open_storage
+from stateflow.storage.locations import split_address
 from stateflow.storage.paths import FORMAT
 from stateflow.submission import open_cluster
 from stateflow.submission.cluster import SparkSubmit
@@ -371,6 +375,7 @@ def _submit(log_format: str, run_id: str, result_file: Path | None, **others: ob
     set_log_context(job="", run_id=run_id, generation=0, ordinal=0, checkpoint_id=0)
     document: Mapping[str, object] | None = None
     try:
+        _check_paths(str(others["job_root"]), result_file)
         spark_submit = _spark_submit(ctx.meta[_SPARK_SUBMIT])
         if spark_submit.is_cluster_mode:
             document = _run_in_cluster(spark_submit, progress, run_id, others)
@@ -453,6 +458,17 @@ def _is_given(ctx: click.Context, parameter: click.Parameter) -> bool:
     return ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
 
 
+_LOCATIONS = ("job_root", "from_savepoint")
+"""Parameters that are addresses of storages: paths or URIs."""
+
+
+def _absolute(location: str) -> str:
+    """Returns an absolute path for one that depends on this process's working or home folder; others and URIs stay."""
+    if not location or split_address(location) is not None:
+        return location
+    return str(Path(location).expanduser().absolute())
+
+
 def _run_options(ctx: click.Context, without: Collection[str]) -> list[str]:
     """Returns the options of this command as words, except those that were not given, and arguments."""
     words = []
@@ -460,7 +476,7 @@ def _run_options(ctx: click.Context, without: Collection[str]) -> list[str]:
         name = parameter.name or ""
         if name in without or not _is_given(ctx, parameter) or not isinstance(parameter, click.Option):
             continue
-        value = ctx.params[name]
+        value = _absolute(ctx.params[name]) if name in _LOCATIONS else ctx.params[name]
         if parameter.is_flag:
             words.append(parameter.opts[0])
         else:
@@ -472,35 +488,63 @@ def _run_in_cluster(
     spark_submit: SparkSubmit, progress: Progress, run_id: str, options: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Runs the job in the cluster, unless there is nothing to do; returns the result of the run."""
-    ctx, clock = click.get_current_context(), SystemClock()
-    job_root = str(options["job_root"])
-    _check_paths(job_root, None)
+    clock = SystemClock()
     if options["follow_only"] and not options["launch_id"]:
         raise ConfigError("--follow-only needs the launch to follow", hint="pass --launch-id as well")
     launch = check_launch(str(options["launch_id"]) or clock.new_id())
-    end_timeout = cast("timedelta", options["end_timeout"])
-    target = RunInCluster(launch, open_storage(job_root), end_timeout, run_id, progress.step)
+    storage, end_timeout = open_storage(str(options["job_root"])), cast("timedelta", options["end_timeout"])
+    target = RunInCluster(launch, storage, end_timeout, run_id, progress.step)
     driver = ClusterRun(open_cluster(spark_submit, clock), target, clock)
     if options["follow_only"]:
         return driver.run(None)
+    config = cast("Path | None", options["config"])
+    read_config = functools.cache(lambda: _settings_text(config))
     if not options["launch_id"] or driver.find_active() is None:
+        # Not for a driver that is active: it has its settings.
+        read_config()
+        _check_shared_root(storage, spark_submit.master, options)
         progress.step("checking whether there is anything to do")
         if (result := _idle_result(options, run_id)) is not None:
             return _document(result, None)
         progress.step(f"the driver's launch id is {launch}")
-    config, named = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["driver_environment"])
+    named, assignments = (cast("tuple[str, ...]", options[name]) for name in ("driver_environment", "assignments"))
+    ctx = click.get_current_context()
     with ScratchFolder() as folder:
 
         def shipment() -> Shipment:
             environment, yielding = passed_environment(os.environ, named)
-            text = config.read_text() if config is not None else ""
-            assignments = cast("tuple[str, ...]", options["assignments"])
-            content = LaunchFile(launch, environment, text, assignments, yielding)
+            content = LaunchFile(launch, environment, read_config(), assignments, yielding)
             shipped = (*_CLUSTER_ONLY, "config", "assignments", "result_file", "log_format", "launch")
             run_options = [*_run_options(ctx, shipped), "--log-format=text"]
             return make_shipment(folder.path, cast("Path", options["job"]), content, run_options)
 
         return driver.run(shipment)
+
+
+def _settings_text(config: Path | None) -> str:
+    """Returns the text of the file of ``--config``; empty without one. Raises ConfigError."""
+    if config is None:
+        return ""
+    text = read_settings_file(config)
+    parse_toml(text, config)
+    return text.decode()
+
+
+def _check_shared_root(storage: Storage, master: str, options: Mapping[str, object]) -> None:
+    """Raises ConfigError for a job root on this host, unless the settings say that the cluster's hosts share it.
+
+    The driver would refuse it, or use a folder of its own host, and its result would stay there.
+    """
+    if not storage.host_local:
+        return
+    config, assignments = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["assignments"])
+    layers = settings_layers(config, assignments)
+    shared = resolve(*layers).storage.shared
+    if not shared:
+        # A job file that this host cannot load says nothing.
+        with contextlib.suppress(StateflowError):
+            shared = prepare(cast("Path", options["job"]), None, layers).start.settings.storage.shared
+    check_root(storage, master, shared)
 
 
 def _end_with(document: Mapping[str, object], result_file: Path | None) -> None:

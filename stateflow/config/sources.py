@@ -61,16 +61,24 @@ def read_toml(path: Path) -> SettingsLayer:
     Raises:
         ConfigError: the file does not exist, cannot be read, is too large or is not TOML.
     """
+    return parse_toml(read_settings_file(path), path)
+
+
+def read_settings_file(path: Path) -> bytes:
+    """Returns the text of a settings file, or its first bytes if it is too large.
+
+    Raises:
+        ConfigError: the file does not exist or cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            text = file.read(_LARGEST_FILE + 1)
+            return file.read(_LARGEST_FILE + 1)
     except FileNotFoundError as e:
         raise ConfigError("the settings file does not exist", hint="check --config", path=str(path)) from e
     except OSError as e:
         raise ConfigError(
             "the settings file cannot be read", hint="check its permissions", path=str(path), reason=str(e.strerror)
         ) from e
-    return parse_toml(text, path)
 
 
 def parse_toml(text: bytes, path: Path) -> SettingsLayer:

@@ -77,12 +77,15 @@ class ClusterRun:
         self._progress = _Progress(run, clock)
 
     def find_active(self) -> Application | None:
-        """Returns the application of an earlier process with this launch, if it is active or has succeeded.
+        """Returns the application of an earlier process with this launch, if it is active or has stored a success.
 
         Removes what another one has left: the process that has followed it may have been killed before it ended.
         """
         found = self._cluster.find(self._run.launch)
-        if found is None or found.is_active or found.phase is Phase.SUCCEEDED:
+        if found is None or found.is_active:
+            return found
+        # Without a result, each process with this launch would fail as the first one did.
+        if found.phase is Phase.SUCCEEDED and read_launch_result(self._run.storage, self._run.launch) is not None:
             return found
         self._clean_up(found)
         return None
@@ -320,26 +323,52 @@ class _Ending:
         """
         run = self._run
         try:
-            generation = generation_of(run.storage, run.launch)
-            if generation and generation != self._requested:
-                root = JobRoot.open(run.storage, self._clock)
-                request = Request(
-                    id=self._clock.new_id(),
-                    kind=RequestKind.STOP,
-                    savepoint="",
-                    origin=Origin.STOP,
-                    by=root.requester,
-                    reason=f"the launch was ended: {run.note}".removesuffix(": "),
-                    at=self._clock.now().isoformat(timespec="milliseconds"),
-                    generation=generation,
-                )
-                RequestClient(root, RequestTimeouts(answer=run.end_timeout)).submit(request)
+            reason = f"the launch was ended: {run.note}".removesuffix(": ")
+            generation = request_stop(
+                run.storage, run.launch, self._clock, run.end_timeout, reason=reason, requested=self._requested
+            )
+            if generation != self._requested:
                 self._requested = generation
                 run.report("requested the run to end with a checkpoint")
         except StateflowError as e:
             log.warning("the run cannot be requested to end, trying again: %s", e)
             return True
         return generation > 0
+
+
+def request_stop(
+    storage: Storage, launch: str, clock: Clock, end_timeout: timedelta, *, reason: str, requested: int = 0
+) -> int:
+    """Requests the run of a launch to end with a checkpoint; returns its generation, 0 if none has claimed the job.
+
+    Args:
+        storage: the job root.
+        launch: the launch.
+        clock: the clock of this process.
+        end_timeout: how long the request is valid.
+        reason: stored with the request.
+        requested: the generation that this process has already requested to end; 0 for none.
+
+    Raises:
+        StateflowError: the job root cannot be read or written.
+    """
+    generation = generation_of(storage, launch)
+    if generation in (0, requested):
+        return generation
+    root = JobRoot.open(storage, clock)
+    request = Request(
+        id=clock.new_id(),
+        kind=RequestKind.STOP,
+        savepoint="",
+        origin=Origin.STOP,
+        by=root.requester,
+        reason=reason,
+        at=clock.now().isoformat(timespec="milliseconds"),
+        # Another run must not end by it.
+        generation=generation,
+    )
+    RequestClient(root, RequestTimeouts(answer=end_timeout)).submit(request)
+    return generation
 
 
 class _Progress:

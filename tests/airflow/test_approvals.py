@@ -40,6 +40,7 @@ from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import FakeRun, FakeSpark, fails
 from tests.airflow.jobs import job_arguments, new_run, plan_restore, use_submit
@@ -198,6 +199,26 @@ def test_a_stop_without_an_approval_of_exactly_this_stop_changes_nothing(idle_jo
     stored = root_files.savepoints(idle_job.root)["last"]
     assert made["origin"] == "stop" and stored["by"] == airflow_user("ada")
     assert (stored["reason"], stored["note"], stored["requested_by"]) == ("upgrade", "seen", airflow_user("bob"))
+
+
+def test_no_user_is_asked_about_a_drain_that_a_task_with_a_connection_in_cluster_mode_cannot_make(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark = SparkSubmit(conn_id="one")
+    drain = {"drain": "True", "spark": spark}
+    monkeypatch.setenv("AIRFLOW_CONN_ONE", '{"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "client"}}')
+    assert asked(asks_to_stop(idle_job, **drain), monkeypatch, task())
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_ONE", '{"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}'
+    )
+    with fails(PermanentFailure, "config", connection="one", deploy_mode="cluster"):
+        asked(asks_to_stop(idle_job, **drain), monkeypatch, task())
+    assert asked(asks_to_stop(idle_job, spark=spark), monkeypatch, task())
+    # A run in the cluster drains itself.
+    idle_job.deliver(60)
+    running = idle_job.start("batch.begin:1:stop").wait_stopped()
+    assert asked(asks_to_stop(idle_job, **drain), monkeypatch, task())
+    running.kill()
 
 
 def test_an_approval_of_a_stop_is_void_after_another_run_has_started(

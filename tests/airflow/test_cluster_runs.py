@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stateflow.checkpoint.launches import store_result
@@ -22,20 +25,24 @@ from stateflow.config.submit_options import read_conf
 from stateflow.storage import open_storage
 from stateflow.storage.paths import LAUNCHES
 from stateflow.testing.sinks import FolderSink
-from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.failures import PermanentFailure, TransientFailure
 from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook
 from stateflow_airflow.launch import Launch, read_record
-from stateflow_airflow.launch_trigger import to_launch
+from stateflow_airflow.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.operators.run import StateflowRunOperator, run_folder
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
-from tests.airflow.fakes import FakeRun, FakeSpark, fails
-from tests.airflow.test_continuous_tasks import deferred, next_event
+from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
+from tests.airflow.jobs import new_run, run_task, wait_for_rows
+from tests.airflow.test_continuous_tasks import connected_yarn, deferred, lose_host, next_event
 from tests.airflow.test_run_operator import RETURNED
 from tests.servers.kubernetes import kubernetes_cluster
 from tests.servers.listening import QuietHandler, listening
+from tests.servers.local_yarn import LocalYarn
 from tests.servers.running import CANARY, files_with
 from tests.servers.yarn import yarn_server
+from tests.support.job_fixture import AccountsJob
 from tests.support.kubernetes_runs import IMAGE, Namespace, granted, spark_image
 from tests.support.processes import wait_for
 
@@ -53,7 +60,8 @@ def operator(tmp_path: Path, spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) 
 
     def make(**changes: Any) -> StateflowRunOperator:
         paths = {name: str(tmp_path / name) for name in ("job.py", "root", "runs")}
-        given = {"job": paths["job.py"], "job_root": paths["root"], "run_folder": paths["runs"]}
+        given: dict[str, Any] = {"job": paths["job.py"], "job_root": paths["root"], "run_folder": paths["runs"]}
+        given["settings"] = {"storage.shared": "yes"}
         return StateflowRunOperator(**{"task_id": "run", **given, **changes})
 
     return make
@@ -201,23 +209,150 @@ def test_a_try_on_another_host_follows_the_driver_of_the_try_before(
     assert set(asked) == {"lost"} and not spark.launches()
 
 
-@pytest.mark.long(reason="starts the program three times")
-def test_a_failed_or_cleared_run_gets_another_launch(
+@pytest.mark.long(reason="starts the program four times")
+def test_a_run_whose_driver_has_ended_or_that_was_cleared_gets_another_launch(
     operator: Make, manager: tuple[dict[str, str], list[str]], spark: FakeSpark
 ) -> None:
-    """The fake spark-submit fails, and so does each try."""
-    spark.script("exit 1", "exit 1", "exit 1")
+    """The fake spark-submit fails, and so does each try; after the second one, the error is changed to a driver's."""
+    spark.script(*["exit 1"] * 4)
     _, asked = manager
-    run = FakeRun()
-    for clear in (False, False, True):
-        if clear:
+    run, launches = FakeRun(), list[Launch]()
+    for number in range(1, 5):
+        if number == 4:
             run.clear()
         with pytest.raises(Exception, match="cluster-failed"):
             operator().execute(run.next_try())
-    assert len(set(asked)) == 3
-    folders = sorted(run_folder(Path(operator().run_folder or ""), run.next_try()).glob("launch-*"))
-    records = [read_record(folder) for folder in folders]
-    assert [record.launch_id for record in records if record] == list(dict.fromkeys(asked))
+        record = read_record(run_folder(Path(operator().run_folder or ""), run.next_try()) / f"launch-{number}")
+        assert record is not None
+        launches.append(record)
+        if number == 2:
+            error = {"code": "batch-failed", "message": "m", "retryable": True}
+            record.result_file.write_text(json.dumps({"status": "failed", "error": error, "result": None}))
+    first, second, third, fourth = (str(launch.launch_id) for launch in launches)
+    assert first == second and len({first, third, fourth}) == 3
+    assert list(dict.fromkeys(asked)) == [first, third, fourth]
+    # A try on another host finds the driver by it.
+    assert run.store[StateflowRunOperator.external_id_key]["launch_id"] == fourth
+
+
+class OneDriver:
+    """A task whose drivers are on a stand-in for YARN, and the process that follows them."""
+
+    def __init__(self, job: AccountsJob, yarn: LocalYarn) -> None:
+        self.job, self.yarn = job, yarn
+        self.run = new_run("2026-01-01")
+        self._spark_submit = yarn.folder / "bin" / "spark-submit"
+
+    def task(self, **more: Any) -> StateflowRunOperator:
+        return run_task(self.job, **more)
+
+    def let_spark_hang(self) -> Path:
+        """Returns the file that exists once spark-submit hangs."""
+        kept = self._spark_submit.with_name("kept")
+        self._spark_submit.rename(kept)
+        self._spark_submit.write_text(f'#!/bin/sh\ntouch "{self.yarn.folder}/hangs"\nexec sleep 1000\n')
+        self._spark_submit.chmod(0o700)
+        return self.yarn.folder / "hangs"
+
+    def let_spark_work(self) -> None:
+        self._spark_submit.with_name("kept").rename(self._spark_submit)
+
+    def kill_follower(self, task: StateflowRunOperator) -> Launch:
+        """Kills the process that follows the driver, and nothing else; its shell records the exit code."""
+        (launch,) = task._task_launcher().active_launches()
+        followers = [child for child in psutil.Process(launch.pid).children() if "submit" in child.cmdline()]
+        (follower,) = followers
+        follower.kill()
+        return launch
+
+
+@pytest.fixture
+def one_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: AccountsJob) -> Iterator[OneDriver]:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    more = {"run__until": "stopped", "storage__shared": "yes", "requests__interval": "20ms"}
+    job.settings = {**job.settings, **more}
+    job.deliver(30)
+    with connected_yarn(tmp_path / "yarn", monkeypatch) as yarn:
+        yield OneDriver(job, yarn)
+
+
+@pytest.mark.slow(reason="starts drivers of a stand-in for YARN")
+@pytest.mark.parametrize("other_host", [False, True], ids=["same-host", "other-host"])
+def test_a_try_follows_the_driver_whose_follower_alone_was_killed(
+    one_driver: OneDriver, background: ThreadPoolExecutor, other_host: bool
+) -> None:
+    job, yarn, run = one_driver.job, one_driver.yarn, one_driver.run
+    first = one_driver.task()
+    running = background.submit(first.execute, run.next_try())
+    wait_for_rows(job, 30)
+    launch = one_driver.kill_follower(first)
+    with fails(TransientFailure, "signal", signal=signal.SIGKILL):
+        running.result(DEADLINE)
+    if other_host:
+        lose_host(first, run)
+    second = background.submit(one_driver.task().execute, run.next_try())
+    wait_for(lambda: second.done() or "found the driver" in _logs(job), lambda: _logs(job))
+    job.command("stop").check()
+    assert second.result(DEADLINE)["stopped_because"] == "stopped"
+    assert [app["applicationTags"] for app in yarn.applications()] == [f"stateflow-{launch.launch_id}"]
+    assert not run.store and yarn.staged() == []
+    job.check_results()
+
+
+@pytest.mark.slow(reason="starts a driver of a stand-in for YARN")
+def test_a_try_submits_once_what_a_killed_process_has_not_submitted(
+    one_driver: OneDriver, background: ThreadPoolExecutor
+) -> None:
+    job, yarn, run = one_driver.job, one_driver.yarn, one_driver.run
+    hangs = one_driver.let_spark_hang()
+    first = one_driver.task()
+    running = background.submit(first.execute, run.next_try())
+    wait_for(hangs.exists, lambda: "spark-submit")
+    launch = one_driver.kill_follower(first)
+    with fails(TransientFailure, "signal", signal=signal.SIGKILL):
+        running.result(DEADLINE)
+    one_driver.let_spark_work()
+    second = background.submit(one_driver.task().execute, run.next_try())
+    wait_for_rows(job, 30)
+    job.command("stop").check()
+    assert second.result(DEADLINE)["rows_in"] == 30
+    assert [app["applicationTags"] for app in yarn.applications()] == [f"stateflow-{launch.launch_id}"]
+
+
+@pytest.mark.slow(reason="starts a driver of a stand-in for YARN")
+def test_a_driver_takes_a_savepoint_for_a_task_and_ends_with_a_checkpoint_when_its_own_is_killed(
+    one_driver: OneDriver, background: ThreadPoolExecutor
+) -> None:
+    job = one_driver.job
+    task = one_driver.task()
+    running = background.submit(task.execute, one_driver.run.next_try())
+    wait_for_rows(job, 30)
+    operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(job.root), name="during")
+    made = operator.execute(new_run("2026-01-02").next_try())
+    assert (made["name"], made["made_from"]) == ("during", "run")
+    task.on_kill()
+    ended = running.result(DEADLINE)
+    assert (ended["stopped_because"], ended["rows_in"]) == ("stopped", 30)
+    assert job.commit_at(30).seq == ended["checkpoint_id"]
+    assert [app["finalStatus"] for app in one_driver.yarn.applications()] == ["SUCCEEDED"]
+    job.check_results()
+
+
+@pytest.mark.slow(reason="starts a driver of a stand-in for YARN")
+def test_a_deferred_task_that_a_user_ends_stops_its_driver_from_another_host(one_driver: OneDriver) -> None:
+    job = one_driver.job
+    trigger = deferred(one_driver.task(deferrable=True), one_driver.run)
+    wait_for_rows(job, 30)
+    elsewhere = LaunchTrigger({**trigger.launch, "host": "other"}, DEADLINE, job_root=trigger.job_root)
+    asyncio.run(elsewhere.on_kill())
+    event = asyncio.run(asyncio.wait_for(next_event(trigger), DEADLINE))
+    returned = one_driver.task().execute_complete(one_driver.run.next_try(), event)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 30)
+    assert [app["finalStatus"] for app in one_driver.yarn.applications()] == ["SUCCEEDED"]
+
+
+def _logs(job: AccountsJob) -> str:
+    return "".join(path.read_text() for path in (job.folder.parent / "runs").rglob("driver.log"))
 
 
 def test_a_stored_launch_of_an_earlier_version_is_read() -> None:

@@ -76,7 +76,8 @@ class Drivers:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AccountsJob]:
     """A job whose runs stay up, and make no checkpoint before their end."""
     use_submit(tmp_path, monkeypatch)
-    job = AccountsJob(tmp_path / "job", {"run__until": "stopped", "checkpoints__interval": "1h"})
+    settings = {"run__until": "stopped", "checkpoints__interval": "1h", "storage__shared": "yes"}
+    job = AccountsJob(tmp_path / "job", settings)
     job.deliver(30)
     yield job
     job.end_all()

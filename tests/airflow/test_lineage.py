@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from openlineage.client.serde import Serde
 from stateflow_airflow.lineage import lineage_variables
 from tests.airflow.fakes import FakeRun, FakeTaskInstance
 from tests.airflow.jobs import run_task, use_submit
+from tests.airflow.test_continuous_tasks import connected_yarn
 from tests.servers.lineage import LineageServer, facets_of, lineage_server
 from tests.support.job_fixture import SLICE, AccountsJob
 
@@ -63,16 +65,19 @@ def _run() -> FakeRun:
     return run
 
 
+@pytest.mark.parametrize("in_cluster", [False, True], ids=["client-mode", "cluster-mode"])
 def test_the_run_of_a_driver_belongs_to_its_task_which_has_the_same_datasets(
-    job: AccountsJob, server: LineageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: AccountsJob, server: LineageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_cluster: bool
 ) -> None:
     use_submit(tmp_path, monkeypatch)
     monkeypatch.setenv(_TRANSPORT, json.dumps({"type": "http", "url": server.address}))
+    job.settings = {**job.settings, "storage__shared": "yes"}
     job.deliver(2 * SLICE)
     operator, context = run_task(job), _run().next_try()
     before = DefaultExtractor(operator).extract()
     assert before is not None and not before.outputs
-    operator.execute(context)
+    with connected_yarn(tmp_path / "yarn", monkeypatch) if in_cluster else nullcontext():
+        operator.execute(context)
     start, complete = server.take()
     task = context["ti"]
     for event in (start, complete):

@@ -55,9 +55,7 @@ class LocalYarn:
     @property
     def command_line(self) -> list[str]:
         """The command line of spark-submit that runs drivers here."""
-        submit = str(self.folder / "bin" / "spark-submit")
-        staging = f"spark.yarn.stagingDir={self.folder}/staging"
-        return [submit, "--master", "yarn", "--deploy-mode", "cluster", "--conf", staging]
+        return [str(self.folder / "bin" / "spark-submit"), "--master", "yarn", "--deploy-mode", "cluster"]
 
     def applications(self) -> list[dict[str, Any]]:
         """All applications, oldest first, as the ResourceManager describes them."""
@@ -98,6 +96,7 @@ def local_yarn(folder: Path) -> Iterator[LocalYarn]:
         name, host = "yarn.resourcemanager.webapp.address", address.removeprefix("http://")
         text = f"<a><property><name>{name}</name><value>{host}</value></property></a>"
         (folder / "yarn-site.xml").write_text(text)
+        (folder / "spark-defaults.conf").write_text(f"spark.yarn.stagingDir {folder}/staging\n")
         yarn = LocalYarn(folder, {"HADOOP_CONF_DIR": str(folder), "SPARK_CONF_DIR": str(folder), "YARN_CONF_DIR": ""})
         try:
             yield yarn
@@ -182,7 +181,8 @@ def _submit(folder: Path, words: list[str]) -> None:
     with zipfile.ZipFile(staged / "stateflow-job.zip") as archive:
         archive.extractall(path / "stateflow-job")
     command = [sys.executable, "-m", "tests.servers.local_yarn", str(folder), "driver"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STATEFLOW_")}
+    of_the_run = ("STATEFLOW_", "OPENLINEAGE_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_the_run)}
     subprocess.Popen(
         ["/bin/sh", "-c", _CONTAINER, str(staged), *command, str(path / "stateflow_driver.py"), *words[at + 1 :]],
         cwd=path,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.servers.local_yarn import LocalYarn, local_yarn
+from tests.servers.running import ROOT
+from tests.support import folder_tables
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
 from tests.support.submissions import stopped_driver, submit_to_stand_in
@@ -55,6 +59,70 @@ def test_an_error_of_the_job_is_that_of_client_mode(job: AccountsJob, yarn: Loca
     assert ended.code == in_client_mode.code == 2
     assert ended.result == in_client_mode.result
     assert yarn.staged() == []
+
+
+@pytest.mark.long(reason="starts several processes")
+def test_what_the_cluster_cannot_use_is_refused_before_a_driver_is_submitted(
+    job: AccountsJob, yarn: LocalYarn, tmp_path: Path
+) -> None:
+    job.deliver(10)
+    missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
+    broken.write_text("[")
+    for shared, options, facts in (
+        ("yes", ["--config", str(missing)], {"path": str(missing)}),
+        ("yes", ["--config", str(missing), "--from-savepoint", str(tmp_path)], {"path": str(missing)}),
+        ("yes", ["--config", str(broken)], {"path": str(broken)}),
+        ("no", [], {"root": job.root.as_uri(), "master": "yarn"}),
+        ("no", ["--job-root", "relative"], {"root": Path("relative").absolute().as_uri()}),
+    ):
+        ended = submit_to_stand_in(job, yarn, "one", *options, storage__shared=shared).wait()
+        assert (ended.code, ended.failure["code"]) == (2, "config"), ended
+        assert ended.failure["facts"].items() >= facts.items()
+    ended = submit_to_stand_in(job, yarn, "one", "--result-file", str(tmp_path / "none" / "result.json")).wait()
+    assert (ended.code, "result file" in ended.err) == (2, True)
+    assert yarn.applications() == [] and not job.root.exists()
+
+
+@pytest.mark.long(reason="starts a driver")
+def test_a_driver_continues_when_its_follower_is_replaced_by_one_that_could_not_submit_it(
+    job: AccountsJob, yarn: LocalYarn, tmp_path: Path
+) -> None:
+    job.deliver(30)
+    first = submit_to_stand_in(job, yarn, "one", failpoint="batch.begin:2:stop")
+    driver = stopped_driver(yarn, first)
+    first.kill()
+    first.wait()
+    config = str(tmp_path / "missing.toml")
+    second = submit_to_stand_in(job, yarn, "one", "--config", config, storage__shared="no")
+    wait_for(lambda: "found the driver of this launch" in second.errors, lambda: str(second))
+    driver.resume()
+    second.wait().check()
+    assert len(yarn.applications()) == 1
+
+
+@pytest.mark.long(reason="starts two drivers")
+def test_a_driver_gets_paths_and_the_options_of_a_savepoint_to_start_from(
+    job: AccountsJob, yarn: LocalYarn, tmp_path: Path
+) -> None:
+    """Paths relative to the working folder of the process that submits; the driver has another one."""
+    job.deliver(30)
+    running = submit_to_stand_in(job, yarn, "one", run__until="stopped", requests__interval="20ms")
+    wait_for(lambda: commits(job) > 2, lambda: str(running))
+    made = job.command("stop", "--savepoint", "--name", "last", "--json").check().document["savepoint"]
+    assert running.wait().check().result["stopped_because"] == "stopped"
+    folder = tmp_path / "other"
+    other = replace(job, root_folder=folder / "root", address=os.path.relpath(folder / "root", ROOT))
+    other.deliver_more(20)
+    options = ["--from-savepoint", os.path.relpath(made["path"].removeprefix("file://"), ROOT), "--claim-mode", "claim"]
+    options += ["--map=events=orders", "--map=balances=turnovers", "--map=balances.account=turnovers.figures"]
+    options += ["--drop=turnovers", "--source=orders=keep", "--drain"]
+    settings: dict[str, Any] = {"job__version": 2, "job__parts": "movements", "job__tables": folder / "tables"}
+    ended = submit_to_stand_in(other, yarn, "two", *options, **settings).wait().check()
+    assert (ended.result["rows_in"], ended.result["stopped_because"]) == (20, "drained")
+    assert "last" in ended.result["start_label"]
+    (begun,) = other.records("fork")
+    assert begun["facts"]["claim_mode"] == "claim"
+    assert len(folder_tables.rows(folder / "tables" / "movements")) == 20
 
 
 @pytest.mark.slow(reason="starts several drivers")

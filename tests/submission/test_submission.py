@@ -352,10 +352,11 @@ def test_a_driver_that_an_earlier_process_has_submitted_is_followed(found: Phase
     assert cluster.submitted == 0
 
 
-@pytest.mark.parametrize("found", [Phase.FAILED, Phase.KILLED])
-def test_a_driver_that_has_failed_is_submitted_again(found: Phase) -> None:
+@pytest.mark.parametrize("found", [Phase.FAILED, Phase.KILLED, Phase.SUCCEEDED])
+def test_a_driver_that_has_failed_or_has_stored_no_result_is_submitted_again(found: Phase) -> None:
     storage = MemoryStorage()
-    store_result(storage, "one", 4, {"status": "failed"})
+    if found is not Phase.SUCCEEDED:
+        store_result(storage, "one", 4, {"status": "failed"})
     cluster = FakeCluster(found, Phase.RUNNING, Phase.SUCCEEDED)
     with pytest.raises(ClusterFailed) as caught:
         _run(cluster, storage)

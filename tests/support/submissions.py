@@ -194,7 +194,8 @@ def submit_to_stand_in(
     """Starts ``stateflow submit`` for a driver on the stand-in for YARN, with a failpoint of that driver."""
     output = job._next_output()
     given = ["--launch-id", launch, "--result-file", str(output.with_suffix(".json")), "--log-format", "text"]
-    words = ["submit", job.job_file, "--job-root", job.job_root, *given, *options, *job._assignments(**settings)]
+    assignments = job._assignments(**{"storage__shared": "yes", **settings})
+    words = ["submit", job.job_file, "--job-root", job.job_root, *given, *options, *assignments]
     environment = {**job._environment(failpoint), **yarn.variables}
     return job._start(fork, [*words, "--", *yarn.command_line], environment, output)
 

@@ -176,7 +176,8 @@ approves the stop within a day: task `approve`, tab *Required Actions*; until th
 counts for the newest run at that time; once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
-to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
+to drain it and reads no input; not with a connection in cluster mode: {drain}. Use *Drain* for the
+last run only: it closes every open session.
 {pause}
 *Format*: a canonical savepoint can be restored into each state backend, and read by other programs; it takes longer.
 
@@ -204,7 +205,9 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         **RETRIES,
     }
     stopped = job.name if job.is_continuous else ""
-    doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if stopped else "")
+    pause = _PAUSE.format(name=job.name) if stopped else ""
+    drain = "then, drain while a run is active" if stopped else f"then, trigger `{job.name}` with *Last run: drain*"
+    doc = _SAVEPOINT_DOC.format(name=job.name, pause=pause, drain=drain)
     options: dict[str, Any] = {"params": savepoint_params(job), "user_defined_filters": {"quoted": quote}}
     with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
         StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
@@ -214,6 +217,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
             body="**Reason**:\n\n{{ (params.reason or '') | quoted }}",
             drain="{{ params.drain }}",
             run_dag=stopped,
+            spark=job.spark,
             pre_execute=skip_unless("stop", True),
             **asked,
             **approval(job),

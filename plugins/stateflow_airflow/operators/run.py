@@ -211,6 +211,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def execute_complete(self, context: Context, event: LaunchEvent) -> dict[str, Any]:
         """Returns the result of a run that a trigger has followed, or follows it if the trigger could not find it."""
         self.open_launches(context)
+        self._stored = to_launch(event["launch"])
         self.deferrable = False
         return self._completed(context, lambda: self.result_of_event(event) or self.execute_resumable(context))
 
@@ -218,7 +219,9 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         try:
             returned = run()
         except StateflowTaskFailed:
-            self.forget_launch(context)
+            # The next try, on any host, finds a driver by this launch only.
+            if self._lost_launch(self._task_launcher())[0] is None:
+                self.forget_launch(context)
             raise
         warn_if_longer(returned["duration_ms"], self.get_dag(), context["dag_run"])
         self._update_outlets(returned, context)
@@ -327,7 +330,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         launch = self._counting(external_id)
         # A task that was killed meanwhile has no trigger that a user could end.
         if self.deferrable and not self._killed:
-            trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds())
+            trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds(), job_root=self.job_root)
             raise TaskDeferred(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
         launcher = self._task_launcher()
         start = partial(self._start_successor, context)
@@ -399,8 +402,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def _lost_launch(self, launcher: Launcher) -> tuple[str | None, str | None]:
         """Returns the id of this turn's newest launch, if its driver is in a cluster and the end of it is not known.
 
-        The worker that has followed it may have died together with its host, on which its launch folder may be. Returns
-        the id of its successor as well, if Airflow has stored one.
+        The program that has followed it may have ended before it, or have died together with its host, on which its
+        launch folder may be. Returns the id of its successor as well, if Airflow has stored one.
         """
         launches = self._launches_of_this_turn()
         stored = self._stored if self._stored and launcher.is_of_this_turn(self._stored) else None
@@ -408,9 +411,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         if stored and stored.launch_id and stored.launch_id not in {launch.launch_id for launch in launches}:
             # Of another host, on which the task was tried after the launches here had ended.
             known = stored
-        if known is None:
-            return None, None
-        if known.exit_code() is not None or known.result_file.exists():
+        if known is None or _has_ended(known):
             return None, None
         return known.launch_id, stored.successor_id if stored and stored.launch_id == known.launch_id else None
 
@@ -488,6 +489,19 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             if isinstance(asset, Asset):
                 extra = context["outlet_events"][asset].extra
                 extra.update(checkpoint_id=returned["checkpoint_id"], offsets=returned["offsets"])
+
+
+_WITHOUT_THE_DRIVER = ("cluster-failed", "interrupted", "storage", "internal")
+"""Codes of errors with which the process that follows a driver in a cluster may end before the driver does."""
+
+
+def _has_ended(launch: Launch) -> bool:
+    """Returns whether the driver of a launch in a cluster is known to have ended.
+
+    The exit code does not tell: that of a process that was killed is its own, and the driver continues.
+    """
+    result = read_result(launch.result_file)
+    return result is not None and (result.finished or result.failure().code not in _WITHOUT_THE_DRIVER)
 
 
 def _check_failpoint(env_vars: Mapping[str, object]) -> None:

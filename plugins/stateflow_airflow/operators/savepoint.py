@@ -178,7 +178,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
         drain: whether every event-time timer fires before the savepoint; for the last run only. If no run is active,
             this requires `job`: the task runs the job itself and reads no input. Templated.
         spark: see `StateflowRunOperator`; used if the task itself runs a job on Spark to drain it. By default, Spark
-            starts with its configuration on the worker.
+            starts with its configuration on the worker. A connection in cluster mode is refused then: drain the job
+            while a run is active, or by a run with the setting ``run.drain``.
         run_dag: id of a DAG that starts a run whenever one has ended. Unless it is paused, the stop is refused with the
             error ``dag-not-paused``.
     """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
     from stateflow.operations import JobDescription
+    from stateflow_airflow.spark import SparkSubmit
 
 
 class StateflowStopApprovalOperator(JobApprovalOperator):
@@ -38,6 +39,8 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
         reason: see `StateflowStopOperator`. Templated.
         drain: see `StateflowStopOperator`. Templated.
         run_dag: see `StateflowStopOperator`. No user is asked to approve a stop that would be refused.
+        spark: see `StateflowStopOperator`. No user is asked to approve a drain for which the task would have to run the
+            job itself with a connection in cluster mode.
     """
 
     template_fields: Sequence[str] = (*JobApprovalOperator.template_fields, "name", "origin", "reason", "drain")
@@ -50,6 +53,7 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
         reason: str = "",
         drain: bool | str = False,
         run_dag: str = "",
+        spark: SparkSubmit | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,11 +62,25 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
         self.reason = reason
         self.drain = drain
         self.run_dag = run_dag
+        self.spark = spark
 
     def execute(self, context: Context) -> None:
         """Asks the question, unless the stop would be refused."""
         require_paused(context, self.run_dag)
+        self._check_drain()
         super().execute(context)
+
+    def _check_drain(self) -> None:
+        """Raises PermanentFailure if the stop would have to run the job itself, and cannot."""
+        from stateflow.operations import describe
+
+        with restrict_library(self.locations):
+            if self.spark is None or not to_bool("drain", self.drain):
+                return
+            if not describe(check_job_root(self.job_root)).run_open:
+                from stateflow_airflow.hooks import StateflowSubmitHook
+
+                StateflowSubmitHook(self.spark).check_client_mode()
 
     def question(self) -> Question:
         """Returns the stop, with the run that is the newest one now."""
