@@ -470,11 +470,15 @@ def test_the_history_outlives_a_clean_of_airflows_database(site: Site) -> None:
         return {path: site.get("ada", path) for path in paths if path != f"jobs/{site.id}/journal.csv"}
 
     # What the pages know is at most ten seconds old.
-    assert poll(lambda: site.get("ada", f"jobs/{site.id}")["runs"][0]["try_number"] == 1, 60)
+    assert poll(lambda: site.get("ada", f"jobs/{site.id}")["runs"][0]["attempt"]["number"] == 1, 60)
     before = shown()
     pages_airflow.clean_database(site.folder / "dags")
     assert site.api.client("ada").get(f"{AIRFLOW}/dags/open/dagRuns/{quote(dag_run)}").status_code == 404
     assert shown() == before
+
+
+def number_of(run: dict[str, Any]) -> int | None:
+    return run["attempt"]["number"] if run["attempt"] else None
 
 
 def test_each_page_of_a_run_knows_the_dags_of_its_job(tmp_path: Path) -> None:
@@ -488,8 +492,8 @@ def test_each_page_of_a_run_knows_the_dags_of_its_job(tmp_path: Path) -> None:
     known = {1: [1, 2], 2: [1, 2], None: []}
     for run in pages.get("jobs/job", JobState)["runs"]:
         page = pages.get(f"jobs/job/runs/{run['generation']}", RunPage)
-        assert page["run"] == run and [each["try_number"] for each in page["tries"]] == known[run["try_number"]]
-    assert [run["try_number"] for run in pages.get("jobs/job/timeline", TimelinePage)["runs"]] == [1, 2, None]
+        assert page["run"] == run and [number_of(each) for each in page["tries"]] == known[number_of(run)]
+    assert [number_of(run) for run in pages.get("jobs/job/timeline", TimelinePage)["runs"]] == [1, 2, None]
 
 
 # -- the application within Airflow -----------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ _WHERE = {"sink": "out", "table": MemoryTable.location}
         (MemoryTable(P, "another"), HEAD, SinkDiverged, {**_WHERE, "known": "t", "found": "another"}),
         (MemoryTable(HEAD + 1), HEAD + 1, Fenced, {"sink": "out", "token": HEAD + 1}),
         (MemoryTable(HEAD + 2), HEAD + 1, SinkDiverged, {**_WHERE, "token": HEAD + 2, "newest": HEAD + 1}),
-        (MemoryTable(P, gone=True), HEAD, MissingFile, {"sink": "out", "checkpoint": C, "files": ["f"]}),
+        (MemoryTable(P, gone=True), HEAD, MissingFile, {"sink": "out", "checkpoint_id": C, "files": ["f"]}),
     ],
 )
 def test_what_may_not_be_published_changes_nothing(

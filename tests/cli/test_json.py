@@ -100,6 +100,8 @@ UNITS = (
     "_key_group",
     "_per_second",
     "_ratio",
+    "_generation",
+    "_run",
 )
 """Endings of the names of numbers."""
 COUNTS = {

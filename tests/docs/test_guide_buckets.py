@@ -1,9 +1,8 @@
-"""The guide to tables in a bucket: its job runs on an S3 server, and its packages are those of the installed Spark."""
+"""The guide to tables in a bucket: its job runs on an S3 server."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from fetch_jars import delta, s3a
 
-from stateflow.cli.run import run
-from stateflow.config.sources import parse_assignments, resolve
 from tests.docs.pages import ROOT, blocks, code, read, rows, section
 from tests.servers.running import s3_server
 
@@ -41,16 +37,3 @@ def test_the_command_and_the_job_of_the_guide_keep_a_table_in_a_bucket(tmp_path:
     found = DeltaTable(bucket / "tables" / "delays").to_pyarrow_table().to_pylist()
     assert {row["flight"]: row["delay"] for row in found} == {"UA1": 7, "B61": -5, "AA1": 0} and len(found) == 3
     assert any((bucket / "jobs" / "flights" / "log").iterdir())
-
-
-def test_the_packages_of_hadoop_s_client_are_those_of_the_installed_spark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "job.py").touch()
-    monkeypatch.chdir(tmp_path)
-    (block,) = blocks(GUIDE, "sh")
-    program, name, *words = shlex.split(block.replace("\\\n", ""))
-    parsed = run.make_context(name, words)
-    conf = resolve(parse_assignments(parsed.params["assignments"])).spark.conf
-    assert (program, name) == ("stateflow", "run")
-    assert conf["spark.jars.packages"].split(",") == [s3a(), delta()]

@@ -76,7 +76,7 @@ def test_a_full_checkpoint_shares_no_file_with_earlier_checkpoints(job: Accounts
 def test_a_checkpoint_cannot_be_triggered_without_a_run(job: AccountsJob) -> None:
     job.run_to(SLICE)
     answer = job.command("checkpoints", "trigger", "--acknowledge-timeout", "1")
-    root = {"root": f"file://{job.root}", "checkpoint": job.head.checkpoint}
+    root = {"root": f"file://{job.root}", "checkpoint_id": job.head.checkpoint}
     assert (answer.code, answer.error) == (2, ReportedError("config", root)), str(answer)
 
 

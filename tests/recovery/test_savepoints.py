@@ -151,7 +151,7 @@ def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: 
     job.deliver(50)
     job.reach("commit.after:3")
     pending = [file["path"] for output in job.head.doc["pending"] for file in output["committables"]]
-    facts = {"checkpoint": job.head.checkpoint, "generation": job.head.doc["generation"]}
+    facts = {"checkpoint_id": job.head.checkpoint, "generation": job.head.doc["generation"]}
     commands = {"mine": CREATE[:2], "outside": (*CREATE[:2], "--into", str(tmp_path / "kept")), "stopped": STOP}
     for name, words in commands.items():
         command = (*words, "--name", name, "--acknowledge-timeout", "0.2", "--json")

@@ -51,7 +51,7 @@ def test_a_newer_run_is_named_with_its_note_its_host_and_its_time() -> None:
     assert guard.find() is None
     guard.check()
     newer = _other(root, "two:2").claim("nightly/2").entry
-    facts = {"generation": own, "newer": newer.generation, "by": "nightly/2", "where": "two:2", "since": newer.at}
+    facts = {"generation": own, "newer": newer.generation, "by": "nightly/2", "where": "two:2", "claimed_at": newer.at}
     found = guard.find()
     assert found is not None and found.facts == facts
     # A later entry of another command does not hide the claim.

@@ -331,7 +331,7 @@ def test_rows_within_the_budget_become_dead_letters() -> None:
 
 def test_more_state_than_the_memory_backend_may_hold_is_refused() -> None:
     with harness(backend=MemoryStateBackend(limit_bytes=200)) as h:
-        with raises(ConfigError, uid="operator", limit="200"):
+        with raises(ConfigError, uid="operator", limit_bytes="200"):
             h.push(*((f"user-{n}", 1) for n in range(50)))
         assert h.push(("ann", 1)) == [Total("ann", 1)]
 

@@ -72,7 +72,7 @@ class CommandEnv:
             (plan_execution, location),
             (create, {"ThreadPoolExecutor": InlinePool}),
             (garbage, {"ThreadPoolExecutor": InlinePool}),
-            (index, {"ThreadPoolExecutor": InlinePool}),
+            (index, {"DaemonExecutor": InlinePool}),
             (request_server, {"threading": threading, "ThreadPoolExecutor": pool}),
             (checkpointing, {"threading": threading, "ThreadPoolExecutor": pool}),
             # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
