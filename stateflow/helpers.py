@@ -13,15 +13,15 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from difflib import SequenceMatcher
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from traceback import extract_tb
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from stateflow.errors import ConfigError, StateflowError
 
@@ -152,6 +152,9 @@ def call_periodically(interval: timedelta, call: Callable[[], object]) -> Iterat
 class DaemonExecutor(Executor):
     """Runs calls in threads that end with the process: unlike those of a ThreadPoolExecutor, also if a call hangs.
 
+    For calls that only read: one that writes might end halfway. A ``with`` that an exception leaves, such as that of
+    Ctrl-C, does not wait for the calls.
+
     Args:
         threads: maximum number of threads.
         name: name of the threads.
@@ -162,8 +165,9 @@ class DaemonExecutor(Executor):
         self._name = name
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = SimpleQueue()
         self._pending = 0
+        self._has_ended = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Returns the future result of a call."""
@@ -183,27 +187,39 @@ class DaemonExecutor(Executor):
                     self._pending -= 1
 
         with self._lock:
+            if self._has_ended:
+                raise RuntimeError("the executor was shut down")
             if len(self._threads) < min(self._most, self._pending + 1):
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
             self._pending += 1
-        self._calls.put(run)
+        self._calls.put((future, run))
         return future
 
     def _work(self) -> None:
-        while (run := self._calls.get()) is not None:
-            run()
+        while (call := self._calls.get()) is not None:
+            call[1]()
             # The call of a thread that waits for the next one would keep its result.
-            del run
+            del call
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the threads after the calls that were submitted; `cancel_futures` is not supported."""
-        for _ in self._threads:
+        """Ends the threads after the calls that were submitted; with `cancel_futures`, after those that have begun."""
+        with self._lock:
+            self._has_ended = True
+            threads = tuple(self._threads)
+        while cancel_futures and not self._calls.empty():
+            with suppress(Empty):
+                if (call := self._calls.get_nowait()) is not None:
+                    call[0].cancel()
+        for _ in threads:
             self._calls.put(None)
         if wait:
-            for thread in self._threads:
+            for thread in threads:
                 thread.join()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
 
 @cache

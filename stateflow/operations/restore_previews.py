@@ -192,7 +192,8 @@ def _preview(root: JobRoot, head: Head, request: PreviewRequest, known: KnownHis
 def _replay_ms(plan: RestorePlan, replay: Replay | None) -> float | None:
     if replay is None or not replay.is_again or plan.foreign:
         return None
-    moved = any(source.action in (SourceAction.RESET, SourceAction.REPLACED) for source in plan.sources)
+    # Other input is read again than was read since the target.
+    moved = any(source.action is not SourceAction.KEPT for source in plan.sources)
     return None if moved else round(replay.duration_ms, 1)
 
 

@@ -445,9 +445,9 @@ class Cell(Generic[T]):
             return self._running
 
     def forget(self) -> None:
-        """Gives up a call that has not begun, because the result is not kept."""
+        """Gives up a call that has not begun and has no reader that waits, because the result is not kept."""
         with self._lock:
-            if self._running is not None and self._threads.drop(self._running):
+            if self._running is not None and not self._waiters and self._threads.drop(self._running):
                 problem = NotYetAvailable(f"{self._source} has not been asked", hint="ask again later")
                 self._end(replace(self._reading, problem=problem))
 

@@ -598,6 +598,16 @@ def test_calls_of_forgotten_job_roots_are_not_made() -> None:
     assert read == ["job0", *(job.id for job in jobs[-5:])]
 
 
+def test_more_readers_than_results_get_their_results() -> None:
+    calls = Calls[int](Roots(RootLimits(threads=1, results=2)), AT_ONCE)
+
+    async def read_all() -> list[int | None]:
+        found = await asyncio.gather(*(calls.read((f"job{n}",), partial(int, n)) for n in range(8)))
+        return [each.value for each in found]
+
+    assert asyncio.run(read_all()) == list(range(8))
+
+
 def test_a_call_that_waits_for_a_thread_is_not_one_that_does_not_answer() -> None:
     clock, release = ManualClock(), threading.Event()
     limits = RootLimits(threads=1, fresh=AT_ONCE)

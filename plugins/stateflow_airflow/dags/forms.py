@@ -158,7 +158,7 @@ FAILPOINT = _optional(
 )
 AGE = _optional(
     # In ASCII, as the library reads it: otherwise, a long s is a letter s in another case.
-    r"(?=[0-9.]*[1-9])[0-9]{1,6}(?:[.][0-9]{1,3})?(?a:\s*(?i:s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?))",
+    r"(?=[0-9.]*[1-9])[0-9]{1,9}(?:[.][0-9]{1,6})?(?a:\s*(?i:s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?))",
     "a duration above 0, such as 36h or 30d; or nothing",
     r"(?a:\s)",
 )
@@ -289,8 +289,10 @@ def _age_text(age: timedelta | None) -> str | None:
     """Returns an age in the largest unit of which it is a whole number."""
     if age is None:
         return None
+    if age <= timedelta():
+        raise ValueError(f"Retention(max_age={age!r}) is not above 0; leave it out for no limit")
     whole = (f"{age // length}{unit}" for unit, length in _AGE_UNITS if not age % length)
-    return next(whole, f"{age.total_seconds()}s")
+    return next(whole, f"{age.total_seconds():.6f}".rstrip("0").rstrip(".") + "s")
 
 
 def recovery_params(job: StateflowJob) -> dict[str, Param]:

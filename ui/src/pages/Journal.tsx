@@ -19,7 +19,7 @@ const VERBS: Record<JournalKind, string> = {
   dispose: "deleted a savepoint",
   stop: "stopped the run",
   fork: "forked",
-  relocate: "moved the job root",
+  relocate: "moved a source",
 };
 /** A later version may record other kinds. */
 const NAMES = new Map<string, string>(Object.entries(VERBS));
