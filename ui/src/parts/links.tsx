@@ -2,6 +2,7 @@ import { Button } from "@chakra-ui/react";
 import { createContext, type CSSProperties, type ReactNode, useContext } from "react";
 import { Link, useSearchParams } from "react-router-dom";
 import { dagRunPage } from "../airflow";
+import { visible } from "../format";
 
 const Base = createContext("");
 
@@ -42,7 +43,7 @@ const UNDERLINED: CSSProperties = { textDecoration: "underline" };
 export function PageLink({ to, children }: { to: string; children: ReactNode }) {
   return (
     <Link to={to} style={UNDERLINED}>
-      {children}
+      {typeof children === "string" ? visible(children) : children}
     </Link>
   );
 }
@@ -95,5 +96,5 @@ export function RestoreLink({ base, target, label = "Restore to here", size = "s
 
 /** A link to a DAG run in Airflow. */
 export function DagRunLink({ dag, run }: { dag: string; run: string }) {
-  return <PageLink to={dagRunPage(dag, run)}>DAG run {run} in Airflow</PageLink>;
+  return <PageLink to={dagRunPage(dag, run)}>{`DAG run ${run} in Airflow`}</PageLink>;
 }
