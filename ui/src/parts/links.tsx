@@ -14,6 +14,11 @@ export function useBase(): string {
   return useContext(Base);
 }
 
+/** The path at which Airflow shows an app: everything up to the name after the last `plugin`, since a DAG can have this id, too. */
+export function pluginBase(pathname: string): string {
+  return /^.*\/plugin\/[^/]+/.exec(pathname)?.[0] ?? "";
+}
+
 /** The part of an address that has the checkpoint whose details are shown. */
 export const SHOWN_POINT = "point";
 
