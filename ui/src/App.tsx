@@ -6,6 +6,7 @@ import { JobPages } from "./pages/JobPages";
 import { Jobs } from "./pages/Jobs";
 import { Journal } from "./pages/Journal";
 import { UnknownAddress } from "./pages/UnknownAddress";
+import { Boundary } from "./parts/Boundary";
 import { PageLink, PagesAt, restorePath } from "./parts/links";
 import { Loaded, Notice } from "./parts/Loaded";
 import { STILL } from "./parts/motion";
@@ -15,13 +16,15 @@ export function App({ base }: { base: string }) {
   return (
     <Box className="stateflow" css={STILL} p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
       <PagesAt value={base}>
-        <Routes>
-          <Route index element={<Jobs base={base} />} />
-          <Route path="journal" element={<AllActions base={base} />} />
-          <Route path="restore" element={<RestoreOfJob base={base} />} />
-          <Route path="jobs/:job/*" element={<OneJob base={base} />} />
-          <Route path="*" element={<UnknownPage base={base} />} />
-        </Routes>
+        <Boundary>
+          <Routes>
+            <Route index element={<Jobs base={base} />} />
+            <Route path="journal" element={<AllActions base={base} />} />
+            <Route path="restore" element={<RestoreOfJob base={base} />} />
+            <Route path="jobs/:job/*" element={<OneJob base={base} />} />
+            <Route path="*" element={<UnknownPage base={base} />} />
+          </Routes>
+        </Boundary>
       </PagesAt>
     </Box>
   );

@@ -56,6 +56,11 @@ export function isWhole({ history_complete: complete, history_truncated: truncat
   return complete && !truncated;
 }
 
+/** What an object of an answer has for a name; not what every object has, such as for the uid `constructor`. */
+export function entryOf<T>(values: Readonly<Record<string, T>>, name: string): T | undefined {
+  return Object.hasOwn(values, name) ? values[name] : undefined;
+}
+
 // The bundle is served beside `api/`: this holds behind any path prefix, and in Airflow's page.
 const bundle = import.meta.url;
 /** Whether the pages are on their own: their server asks for a token, where Airflow has a session. */

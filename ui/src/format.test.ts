@@ -1,5 +1,6 @@
 import { expect, it } from "vitest";
-import { enteredOf, formatAge, formatBytes, formatChange, formatCount, formatDuration, formatTime, instantOf } from "./format";
+import { enteredOf, formatAge, formatBytes, formatChange, formatCount, formatDuration, formatTime, instantOf, visible } from "./format";
+import { pluginBase } from "./parts/links";
 
 // The tests run with LANG=en_US.
 /** Versions of Node write different spaces before AM and PM. */
@@ -97,4 +98,19 @@ it("writes an instant as it is entered, in each zone and year", () => {
   const typed = ["0002-01-31T03:00", "0020-01-31T03:00", "0202-01-31T03:00", "2026-01-31T03:00"];
   expect(typed.map((each) => enteredOf(instantOf(each) ?? ""))).toEqual(typed);
   localStorage.clear();
+});
+
+it("makes visible what would hide or turn a text, as the command line does, and leaves the rest of a text", () => {
+  const hidden = ["\u0000", "\r", "\u001b", "\u007f", "\u009b", "\u00ad", "\u034f", "\u061c", "\u200b", "\u200f", "\u202a", "\u202e", "\u2066", "\u2069", "\ufeff", "\ud800"];
+  for (const each of hidden) expect(visible(`a${each}b`)).toBe(`a\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}b`);
+  expect(visible("\u{e0041}")).toBe("\\udb40\\udc41");
+  expect(visible("x\n\ty é العربية 😀")).toBe("x\n\ty é العربية 😀");
+});
+
+it("finds the path of the app also of a DAG with the name of a part of the path", () => {
+  expect(["/plugin/stateflow/jobs/a/journal", "/dags/flights/plugin/stateflow-state/savepoints", "/dags/plugin/plugin/stateflow-state/approval/plugin"].map(pluginBase)).toEqual([
+    "/plugin/stateflow",
+    "/dags/flights/plugin/stateflow-state",
+    "/dags/plugin/plugin/stateflow-state",
+  ]);
 });

@@ -93,10 +93,21 @@ export function stateText({ full_bytes: full, live_bytes: live, checkpoint_id: i
   return id === null ? "none" : "not known";
 }
 
+const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cs}\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]|\u034f/gu;
+
+/**
+ * A text of a person or a job with its control characters, invisible ones and changes of direction as `\u202e`: they would show an approver
+ * another text than the one that is executed. The same characters as on the command line.
+ */
+export function visible(text: string): string {
+  const escape = (unit: string) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return text.replace(HIDDEN, (found) => found.split("").map(escape).join(""));
+}
+
 /** The position of a source. */
 export function offsetText(offset: unknown): string {
   if (offset === null || offset === undefined) return "start";
-  return typeof offset === "string" ? offset : JSON.stringify(offset);
+  return visible(typeof offset === "string" ? offset : JSON.stringify(offset));
 }
 
 /** "2.5 kB", with thousands as the command line has them. */

@@ -4,11 +4,11 @@ import { useLocation } from "react-router-dom";
 import { App } from "../App";
 import { JobOfDag } from "../pages/JobOfDag";
 import { JobsCard } from "../pages/Jobs";
+import { pluginBase } from "../parts/links";
 
-/** The path at which Airflow shows the app: everything up to the name after `plugin`. */
+/** The path at which Airflow shows the app. */
 function useBase(): string {
-  const { pathname } = useLocation();
-  return /^.*?\/plugin\/[^/]+/.exec(pathname)?.[0] ?? "";
+  return pluginBase(useLocation().pathname);
 }
 
 function Navigation() {

@@ -2,4 +2,4 @@
 import type * as ReactTypes from "react";
 
 const React = (globalThis as unknown as { React: typeof ReactTypes }).React;
-export const { createContext, memo, useCallback, useContext, useEffect, useId, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore } = React;
+export const { Component, createContext, memo, useCallback, useContext, useEffect, useId, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore } = React;

@@ -1,8 +1,8 @@
 import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
-import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, useResource } from "../api";
-import { counted, formatCount, formatTime, offsetText, sizeText } from "../format";
+import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, entryOf, useResource } from "../api";
+import { counted, formatCount, formatTime, offsetText, sizeText, visible } from "../format";
 import { SelectField } from "../parts/Fields";
 import { CheckpointLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -143,7 +143,7 @@ function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobEx
       {remark !== "" && <Text>{remark}</Text>}
       {factsOf(node, graph, chains, page).map(([name, value]) => (
         <Text key={name} overflowWrap="anywhere">
-          {name}: {value}
+          {name}: {visible(value)}
         </Text>
       ))}
     </Stack>
@@ -163,7 +163,7 @@ function factsOf({ kind, uid }: GraphNode, graph: JobExplanation, chains: readon
   }
   const chain = chains.find((each) => each.uid === uid);
   if (chain === undefined) return [];
-  const watermark = page.watermarks[uid];
+  const watermark = entryOf(page.watermarks, uid);
   const facts: [string, string][] = [
     ["Function", chain.function ?? "none"],
     ["States", statesText(chain, page.operators.find((each) => each.uid === uid))],
@@ -183,7 +183,7 @@ function Connections({ layout }: { layout: GraphLayout }) {
           <tr key={index}>
             <td>{byKey.get(edge.from)}</td>
             <td>{byKey.get(edge.to)}</td>
-            <td>{edge.broadcast ? "broadcast to all subtasks" : edge.keys.join(", ") || "none"}</td>
+            <td>{edge.broadcast ? "broadcast to all subtasks" : visible(edge.keys.join(", ")) || "none"}</td>
           </tr>
         ))}
       </ScrollingTable>
@@ -242,13 +242,13 @@ function ChainRow({ chain, shuffles, tasks, operator }: { chain: ChainExplanatio
       <td>{formatCount(shuffles)}</td>
       <td>{formatCount(tasks)}</td>
       <td className="name">{chain.uid}</td>
-      <td>{chain.relay ? "forwards rows" : chain.function}</td>
-      <td>{inputText(chain)}</td>
+      <td>{chain.relay ? "forwards rows" : visible(chain.function ?? "")}</td>
+      <td>{visible(inputText(chain))}</td>
       <td>{chain.windows}</td>
-      <td>{statesText(chain, operator)}</td>
+      <td>{visible(statesText(chain, operator))}</td>
       <td className="line">{operator === undefined ? "" : operatorSize(operator)}</td>
-      <td>{output}</td>
-      <td>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</td>
+      <td>{visible(output)}</td>
+      <td>{visible(chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; "))}</td>
     </tr>
   );
 }

@@ -1,5 +1,7 @@
 import { Box, Stack, Text } from "@chakra-ui/react";
 import { type JobList, useResource } from "../api";
+import { visible } from "../format";
+import { Boundary } from "../parts/Boundary";
 import { TabOf } from "../parts/DagChoice";
 import { Loaded, Notice } from "../parts/Loaded";
 import { STILL } from "../parts/motion";
@@ -10,16 +12,18 @@ export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
   const jobs = useResource<JobList>(`dags/${encodeURIComponent(dagId)}/jobs`);
   return (
     <Box className="stateflow" css={STILL} p={{ base: 3, md: 4 }}>
-      <Loaded resource={jobs}>
-        {({ jobs: [job, ...others], searches }) => (job === undefined ? <NoJob dagId={dagId} searches={searches} /> : (
-          <Stack gap={4}>
-            {others.length > 0 && <Text>This DAG runs {others.length + 1} jobs; the others are under Stateflow.</Text>}
-            <TabOf value={dagId}>
-              <JobPages id={job.id} base={base} jobs={null} />
-            </TabOf>
-          </Stack>
-        ))}
-      </Loaded>
+      <Boundary>
+        <Loaded resource={jobs}>
+          {({ jobs: [job, ...others], searches }) => (job === undefined ? <NoJob dagId={dagId} searches={searches} /> : (
+            <Stack gap={4}>
+              {others.length > 0 && <Text>This DAG runs {others.length + 1} jobs; the others are under Stateflow.</Text>}
+              <TabOf value={dagId}>
+                <JobPages id={job.id} base={base} jobs={null} />
+              </TabOf>
+            </Stack>
+          ))}
+        </Loaded>
+      </Boundary>
     </Box>
   );
 }
@@ -30,9 +34,9 @@ function NoJob({ dagId, searches }: { dagId: string; searches: JobList["searches
     return unknown.map(({ location, problem }) => (
       <Notice key={location} status="info" title="The job of this DAG cannot be shown">
         <Text overflowWrap="anywhere">
-          {problem?.message}: {location}
+          {visible(`${problem?.message}: ${location}`)}
         </Text>
-        {problem?.hint && <Text overflowWrap="anywhere">{problem.hint}</Text>}
+        {problem?.hint && <Text overflowWrap="anywhere">{visible(problem.hint)}</Text>}
       </Notice>
     ));
   }

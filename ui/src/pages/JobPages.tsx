@@ -1,8 +1,10 @@
-import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
+import { Box, Link as ChakraLink, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import { NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
+import { visible } from "../format";
 import { isMissing } from "../jobs";
+import { Boundary } from "../parts/Boundary";
 import { CheckpointDrawer } from "../parts/CheckpointDrawer";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
@@ -45,24 +47,34 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
           </Heading>
           {state.value !== null && <HealthWord health={state.value.health} backlog={state.value.backlog} />}
         </Flex>
+        {state.value !== null && (
+          // Two jobs can have the same name.
+          <Text fontSize="sm" color="fg.muted" overflowWrap="anywhere" mt={-3}>
+            {visible(state.value.job_root)}
+          </Text>
+        )}
         <Tabs base={base} />
         <Routes>
           <Route path="approval/*" element={null} />
           <Route path="*" element={<WaitingApprovals family={family} base={base} />} />
         </Routes>
-        <Routes>
-          <Route index element={<State state={state} base={base} address={address} family={family} />} />
-          <Route path="timeline" element={<Timeline address={address} base={base} jobRoot={state.value?.job_root ?? null} />} />
-          <Route path="journal" element={<Journal address={`${address}/journal`} job={id} />} />
-          <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
-          <Route path="approval/:dagRun" element={<Approval state={state} address={address} base={base} family={family} />} />
-          <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
-          <Route path="runs/:generation" element={<Run address={address} base={base} family={family} />} />
-          <Route path="graph" element={<Graph address={address} />} />
-          <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
-          <Route path="*" element={<UnknownAddress base={base} />} />
-        </Routes>
-        <CheckpointDrawer address={address} base={base} job={state.value} />
+        <Boundary>
+          <Routes>
+            <Route index element={<State state={state} base={base} address={address} family={family} />} />
+            <Route path="timeline" element={<Timeline address={address} base={base} jobRoot={state.value?.job_root ?? null} />} />
+            <Route path="journal" element={<Journal address={`${address}/journal`} job={id} />} />
+            <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
+            <Route path="approval/:dagRun" element={<Approval state={state} address={address} base={base} family={family} />} />
+            <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
+            <Route path="runs/:generation" element={<Run address={address} base={base} family={family} />} />
+            <Route path="graph" element={<Graph address={address} />} />
+            <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
+            <Route path="*" element={<UnknownAddress base={base} />} />
+          </Routes>
+        </Boundary>
+        <Boundary>
+          <CheckpointDrawer address={address} base={base} job={state.value} />
+        </Boundary>
       </Stack>
     </PagesAt>
   );

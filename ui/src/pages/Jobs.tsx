@@ -1,8 +1,9 @@
 import { Box, Flex, Heading, Input, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { isStandalone, type JobList, type JobRow as Row } from "../api";
-import { formatCount, sizeOf, stateText } from "../format";
+import { formatCount, sizeOf, stateText, visible } from "../format";
 import { isMissing, useJobs } from "../jobs";
+import { Boundary } from "../parts/Boundary";
 import { HealthWord, severityOf } from "../parts/HealthWord";
 import { FoldedActions, WaitingApprovalsOf } from "../parts/JobActions";
 import { LastSavepoint } from "../parts/LastSavepoint";
@@ -43,18 +44,35 @@ export function Jobs({ base }: { base: string }) {
 
 /** The jobs on a page of others; nothing as long as there are none. */
 export function JobsCard({ base }: { base: string }) {
-  const { value } = useJobs(60_000);
-  if (value === null || value.jobs.length === 0) return null;
-  const worst = bySeverity(value.jobs).slice(0, MOST_ON_CARD);
+  return (
+    <Boundary>
+      <Card base={base} />
+    </Boundary>
+  );
+}
+
+function Card({ base }: { base: string }) {
+  const { value, checkedAt, problem } = useJobs(60_000);
+  const jobs = value?.jobs ?? [];
+  if (jobs.length === 0 && problem === null) return null;
+  const worst = bySeverity(jobs).slice(0, MOST_ON_CARD);
   return (
     <Stack as="section" css={STILL} gap={2} aria-label="Stateflow jobs">
       <Flex align="center" justify="space-between" wrap="wrap" gap={3}>
         <Heading as="h2" size="sm">
           Stateflow jobs
         </Heading>
-        <PageLink to={base}>{worst.length === value.jobs.length ? "Open" : `All ${formatCount(value.jobs.length)}`}</PageLink>
+        <Flex gap={3}>
+          <PageLink to={`${base}/journal`}>Journal</PageLink>
+          <PageLink to={base}>{worst.length === jobs.length ? "Open" : `All ${formatCount(jobs.length)}`}</PageLink>
+        </Flex>
       </Flex>
-      <JobTable jobs={worst} base={base} hasActions={false} />
+      {problem !== null && (
+        <Text role="status" fontSize="sm" color="orange.fg" overflowWrap="anywhere">
+          {value === null || checkedAt === null ? "The jobs cannot be read now" : <>This may be outdated. It was read <Time at={new Date(checkedAt).toISOString()} /></>}: {headOf(problem.message)}
+        </Text>
+      )}
+      {worst.length > 0 && <JobTable jobs={worst} all={jobs} base={base} hasActions={false} />}
     </Stack>
   );
 }
@@ -92,7 +110,7 @@ function FilteredJobs({ jobs, base }: { jobs: readonly Row[]; base: string }) {
         <Notice status="info" title="No job has this name or job root" />
       ) : (
         <ShowMore all={bySeverity(found)} step={MOST_ROWS} what="jobs">
-          {(shown) => <JobTable jobs={shown} base={base} hasActions />}
+          {(shown) => <JobTable jobs={shown} all={jobs} base={base} hasActions />}
         </ShowMore>
       )}
     </Stack>
@@ -105,8 +123,8 @@ function Searches({ searches }: { searches: JobList["searches"] }) {
     if (problem !== null) {
       return (
         <Notice key={location} status="warning" title={`Job roots below ${location} cannot be found now`}>
-          {problem.message}
-          {problem.hint !== null && <Text>{problem.hint}</Text>}
+          {visible(problem.message)}
+          {problem.hint !== null && <Text>{visible(problem.hint)}</Text>}
         </Notice>
       );
     }
@@ -120,19 +138,21 @@ function NoJobs({ searches }: { searches: JobList["searches"] }) {
       A job appears once its job root exists, if you may read it.
       {searches.map(({ location }) => (
         <Text key={location} overflowWrap="anywhere">
-          Job roots are looked for below {location}.
+          Job roots are looked for below {visible(location)}.
         </Text>
       ))}
     </Notice>
   );
 }
 
-function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: string; hasActions: boolean }) {
-  const hasNamesake = (job: Row) => jobs.some((other) => other !== job && other.job !== null && other.job === job.job);
+/** Some of all jobs: a job with a namesake that is not shown has its job root, too. */
+function JobTable({ jobs, all, base, hasActions }: { jobs: readonly Row[]; all: readonly Row[]; base: string; hasActions: boolean }) {
+  const seen = new Set<string | null>();
+  const shared = new Set(all.map(({ job }) => job).filter((job) => job !== null && seen.size === seen.add(job).size));
   return (
     <ScrollingTable label="Jobs" columns={hasActions ? [...COLUMNS, "Actions"] : COLUMNS}>
       {jobs.map((job) => (
-        <JobRow key={job.id} job={job} base={base} hasActions={hasActions} showsRoot={hasNamesake(job)} />
+        <JobRow key={job.id} job={job} base={base} hasActions={hasActions} showsRoot={shared.has(job.job)} />
       ))}
     </ScrollingTable>
   );
@@ -152,11 +172,11 @@ interface RowProps {
 function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   const path = `${base}/jobs/${encodeURIComponent(job.id)}`;
   const name = (
-    <td className="name" title={job.job_root}>
-      {isMissing(job) ? job.job_root : <PageLink to={path}>{job.job ?? job.id}</PageLink>}
+    <td className="name" title={visible(job.job_root)}>
+      {isMissing(job) ? visible(job.job_root) : <PageLink to={path}>{job.job ?? job.id}</PageLink>}
       {showsRoot && (
         <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
-          {job.job_root}
+          {visible(job.job_root)}
         </Text>
       )}
     </td>
@@ -166,7 +186,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <tr>
         {name}
         <td className="bad" colSpan={COLUMNS.length - 1 + Number(hasActions)}>
-          {isMissing(job) ? `${job.problem?.message}: ${job.problem?.hint}` : `${job.job_root} cannot be read: ${headOf(job.problem?.message ?? "it was not read yet")}`}
+          {isMissing(job) ? visible(`${job.problem?.message}: ${job.problem?.hint}`) : `${visible(job.job_root)} cannot be read: ${headOf(job.problem?.message ?? "it was not read yet")}`}
         </td>
       </tr>
     );
@@ -175,10 +195,10 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   return (
     <tr>
       {name}
-      <td title={failure?.message}>
+      <td title={failure === null ? undefined : visible(failure.message)}>
         <HealthWord health={job.health} backlog={job.backlog} />
         {job.problem !== null && (
-          <Text fontSize="xs" color="orange.fg" title={job.problem.message}>
+          <Text fontSize="xs" color="orange.fg" title={visible(job.problem.message)}>
             not reachable now
           </Text>
         )}

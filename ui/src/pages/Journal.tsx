@@ -1,7 +1,7 @@
 import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { memo, useState } from "react";
 import { download, isWhole, type JournalEntry, type JournalKind, type JournalPage, useResource } from "../api";
-import { formatBytes, formatCount } from "../format";
+import { formatBytes, formatCount, visible } from "../format";
 import { factsText } from "../parts/Facts";
 import { type Filter, Filters, useFilters } from "../parts/Filters";
 import { CheckpointLink, PageLink, SavepointLink, useBase } from "../parts/links";
@@ -134,8 +134,8 @@ const ActionRow = memo(function ActionRow({ entry, showsJob }: { entry: JournalE
         <FromTo entry={entry} base={base} showsJob={showsJob} />
       </td>
       <td className="bad" data-title="Rows removed (plan)">{typeof rows === "number" && formatCount(rows)}</td>
-      <td className="long" data-title="Reason">{entry.reason}</td>
-      <td className="text" data-title="Note">{entry.note}</td>
+      <td className="long" data-title="Reason">{visible(entry.reason ?? "")}</td>
+      <td className="text" data-title="Note">{visible(entry.note ?? "")}</td>
       <td className={entry.integrity === "changed" ? "bad" : undefined} data-title="Record">{entry.integrity}</td>
       <td className="line" data-title="Size">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</td>
       <td className="long muted" data-title="Facts">{factsText(entry.facts)}</td>
@@ -158,7 +158,7 @@ function Verb({ entry: { kind, facts }, showsJob }: Omit<PartProps, "base">) {
   const isLinked = kind === "savepoint" && !showsJob;
   return (
     <>
-      {verb}: {isLinked ? <SavepointLink name={savepoint} /> : savepoint}
+      {verb}: {isLinked ? <SavepointLink name={savepoint} /> : visible(savepoint)}
     </>
   );
 }

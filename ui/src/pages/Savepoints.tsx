@@ -3,6 +3,7 @@ import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
 import { type ActionEntry, isWhole, type JobState, type Pages, type Resource, type SavepointPage, usePagesOf } from "../api";
+import { visible } from "../format";
 import { useNewest } from "../history";
 import { useDagChoice } from "../parts/DagChoice";
 import { factsText } from "../parts/Facts";
@@ -93,7 +94,7 @@ function Elsewhere({ entries }: { entries: readonly ActionEntry[] }) {
         {entries.map((entry, index) => (
           <li key={index}>
             <Text overflowWrap="anywhere">
-              {entry.ended_at !== null && <Time at={entry.ended_at} full />} {typeof entry.facts.savepoint === "string" && <strong>{entry.facts.savepoint}</strong>}{" "}
+              {entry.ended_at !== null && <Time at={entry.ended_at} full />} {typeof entry.facts.savepoint === "string" && <strong>{visible(entry.facts.savepoint)}</strong>}{" "}
               {factsText(entry.facts)}
             </Text>
           </li>

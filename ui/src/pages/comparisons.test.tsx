@@ -96,6 +96,7 @@ beforeEach(() => {
 });
 
 afterEach(() => {
+  vi.restoreAllMocks();
   vi.unstubAllGlobals();
 });
 
@@ -279,4 +280,32 @@ it("shows commands that only list, and then those that delete, where no DAG does
   await within(section).findByText("stateflow gc --job-root /jobs/flights --dry-run");
   const shown = within(section).getAllByText(/only list|delete it:|^stateflow gc/).map((each) => each.textContent);
   expect(shown).toEqual(["These commands only list what would be deleted:", "stateflow gc --job-root /jobs/flights --dry-run", "These commands delete it:", "stateflow gc --job-root /jobs/flights"]);
+});
+
+it("takes a uid that every object has for the name that it is", async () => {
+  const ofUid = JSON.parse(JSON.stringify(graph).replaceAll('"count"', '"constructor"').replaceAll('"orders"', '"constructor"')) as GraphPage;
+  const answers = { "": state, "/family": family, "/graph": { ...ofUid, watermarks: {} }, "/savepoints": server.answers["jobs/flights/savepoints"] };
+  for (const [path, answer] of Object.entries(answers)) server.answers[`jobs/named${path}`] = answer;
+  const sinks = { constructor: { table_id: "t", version: 5 } } as unknown as SavepointDiff["old"]["sinks"];
+  server.answers["jobs/named/savepoint-diff"] = { ...diff, old: { ...diff.old, offsets: {}, sinks: {} }, new: { ...diff.new, offsets: { constructor: 7 }, sinks } };
+  const first = open(`/jobs/named/graph?node=${encodeURIComponent("operator constructor")}`);
+  const node = await screen.findByRole("region", { name: "Selected node" });
+  expect(node.textContent).toContain("operator constructor");
+  expect(node.textContent).not.toContain("Watermark");
+  first.unmount();
+  open("/jobs/named/savepoints?from=a&to=b");
+  expect((await screen.findByRole("region", { name: "Positions in both savepoints" })).textContent).toContain("source constructornone7table of constructornoneversion 5");
+});
+
+it("shows a fault of one page in its place, until another page is wanted", async () => {
+  vi.spyOn(console, "error").mockReturnValue();
+  Object.assign(server.answers, { "jobs/broken": { ...state, failure: null }, "jobs/broken/family": family, "jobs/broken/graph": { ...graph, graph: { ...graph.graph, levels: null } } });
+  open("/jobs/broken/graph");
+  const alert = await screen.findByRole("alert");
+  expect(alert.textContent).toContain("TypeError");
+  expect(within(alert).getByRole("button", { name: "Reload the page" })).toBeDefined();
+  await userEvent.setup().click(screen.getByRole("link", { name: "Savepoints" }));
+  await waitFor(() => {
+    expect(screen.queryByRole("alert")?.textContent ?? "").not.toContain("TypeError");
+  });
 });

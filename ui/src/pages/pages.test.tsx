@@ -15,6 +15,7 @@ beforeEach(() => {
 });
 
 afterEach(() => {
+  vi.restoreAllMocks();
   vi.useRealTimers();
   vi.unstubAllGlobals();
 });
@@ -207,4 +208,27 @@ it("goes along the timeline with the arrow keys, and shows what is selected with
   await user.keyboard("{Home}{Enter}");
   expect(within(details).getByRole("link", { name: "Restore to here: 10" }).getAttribute("href")).toBe("/jobs/flights-1/restore?to=10");
   await expectAccessible(container);
+});
+
+it("says that a page failed where it would be empty", async () => {
+  vi.spyOn(console, "error").mockReturnValue();
+  server.answers.jobs = { jobs: [{ ...job, state_sizes: null }], searches: [] };
+  server.answers["dags/broken/jobs"] = { jobs: null, searches: [] };
+  const first = open("/");
+  expect((await screen.findByRole("alert")).textContent).toContain("TypeError");
+  first.unmount();
+  render(
+    <ChakraProvider value={defaultSystem}>
+      <MemoryRouter>
+        <JobOfDag dagId="broken" base="" />
+      </MemoryRouter>
+    </ChakraProvider>,
+  );
+  expect((await screen.findByRole("alert")).textContent).toContain("TypeError");
+});
+
+it("shows the job root below the name, which another job can have", async () => {
+  server.answers["jobs/rooted"] = { ...state, job_root: "/jobs/\u202erooted" };
+  open("/jobs/rooted");
+  expect(await screen.findByText("/jobs/\\u202erooted")).toBeDefined();
 });

@@ -83,7 +83,8 @@ it("asks for a plan of what is chosen, and sends exactly that, once, after a con
   expect(server.sent).toEqual([]);
   await user.click(request);
   expect(server.sent).toEqual([]);
-  expect(screen.getByText(/asks the people who may answer its question to approve it/)).toBeDefined();
+  // Another job can have the same name.
+  expect(screen.getByText(/asks the people who may answer its question to approve it/).textContent).toContain(state.job_root);
   await user.click(screen.getByText("Yes, request the restore"));
   expect(server.sent).toEqual([
     {
@@ -509,4 +510,27 @@ it("leads from a job to the question that waits", async () => {
   open(page(""));
   const links = await screen.findAllByRole("link", { name: question().subject });
   expect(links.map((link) => link.getAttribute("href"))).toEqual([`${page("approval/")}${encodeURIComponent(RUN)}?dag=${name("flights_recovery")}`]);
+});
+
+it("shows an approver the characters that would hide or turn a text", async () => {
+  const hidden = "a\u202eb\u2066c\u001bd\u200be";
+  const seen = "a\\u202eb\\u2066c\\u001bd\\u200be";
+  server.answers[run()] = { ...dagRun, dag_id: name("flights_recovery"), conf: { reason: hidden }, triggering_user_name: hidden };
+  const shown = { ...plan, target_label: hidden, job_file: hidden, code_difference: hidden, job_file_difference: `--- a\n+++ b\n+${hidden}` };
+  const cautions = [{ about: hidden, text: hidden }];
+  server.answers[path("/xcomEntries/return_value", "plan")] = { value: { plan: shown, cautions, replay: hidden, markdown: "", dag: null } };
+  const asks = { ...asked(), subject: hidden, body: hidden, assigned_users: [{ id: "1", name: hidden }] };
+  server.answers[`${run()}/hitlDetails`] = { hitl_details: [asks], total_entries: 1 };
+  const { container } = open(page(`approval/${encodeURIComponent(RUN)}`));
+  expect((await screen.findByRole("region", { name: "Difference from the job file of the newest run" })).textContent).toBe(`--- a+++ b+${seen}`);
+  expect(screen.getByText(`Reason: ${seen}`)).toBeDefined();
+  expect(screen.getByRole("heading", { name: seen })).toBeDefined();
+  expect(container.textContent).not.toMatch(/[\p{Cc}\p{Cf}]/u);
+});
+
+it("has no new name and no position for a uid that every object has", async () => {
+  server.answers[job] = { ...state, sources: [{ uid: "constructor", description: null, offset: null, watermark_at: null, active_at: null, idle: null }] };
+  open(page("restore?to=10"));
+  expect((await screen.findByLabelText<HTMLInputElement>("New name of constructor")).value).toBe("");
+  expect(screen.getByLabelText<HTMLSelectElement>("Position of constructor").value).toBe("");
 });

@@ -1,5 +1,6 @@
 import { Text } from "@chakra-ui/react";
 import type { Question } from "../airflow";
+import { visible } from "../format";
 import { PersonLink } from "./links";
 import { Notice } from "./Loaded";
 import { Time } from "./Time";
@@ -24,7 +25,7 @@ export function Answered({ question: { responded_by_user: user, responded_at: at
             , <Time at={at} />
           </>
         )}
-        {typeof note === "string" && note !== "" && `: ${note}`}
+        {typeof note === "string" && note !== "" && `: ${visible(note)}`}
       </Text>
     </Notice>
   );

@@ -1,6 +1,7 @@
 import { Box, Button, Flex, SimpleGrid, Stack } from "@chakra-ui/react";
 import { useState } from "react";
 import { type JobFiles, UNKNOWN_FILES } from "../commands";
+import { visible } from "../format";
 import { TextField } from "./Fields";
 
 /** A command, with a button that copies it. */
@@ -8,7 +9,7 @@ export function Command({ text }: { text: string }) {
   return (
     <Flex align="center" gap={2} bg="bg.muted" borderRadius="md" px={3} py={2}>
       <Box as="code" flex="1" fontFamily="mono" fontSize="sm" overflowWrap="anywhere">
-        {text}
+        {visible(text)}
       </Box>
       <CopyButton text={text} what="command" />
     </Flex>

@@ -1,6 +1,7 @@
 import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { type ReactNode, useEffect, useId, useRef, useState } from "react";
 import type { Problem } from "../api";
+import { visible } from "../format";
 import { Notice } from "./Loaded";
 import { headOf, WholeText } from "./LongText";
 
@@ -53,7 +54,7 @@ export function ConfirmedAction({ label, question, fields, refused, act, colour 
       </Button>
       {refused !== null && (
         <Text id={id} fontSize="xs" color="fg.muted" maxW="16rem">
-          {refused}
+          {visible(refused)}
         </Text>
       )}
       {isAsking && refused === null && (
@@ -86,7 +87,7 @@ export function ConfirmedAction({ label, question, fields, refused, act, colour 
 export function ProblemNotice({ problem }: { problem: Problem }) {
   return (
     <Notice status="error" title={headOf(problem.message)}>
-      {problem.hint}
+      {visible(problem.hint ?? "")}
       <WholeText text={problem.message} />
     </Notice>
   );

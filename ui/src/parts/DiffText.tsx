@@ -1,4 +1,5 @@
 import { Box } from "@chakra-ui/react";
+import { visible } from "../format";
 
 const CLASSES: Record<string, string> = { "+": "added", "-": "removed", "@": "place" };
 /** Of all lines: thousands of components of Chakra would take seconds. */
@@ -7,7 +8,7 @@ const MOST_LINES = 2000;
 
 /** A unified difference of two texts. The signs at the begin of each line say the same as the colours. */
 export function DiffText({ label, text }: { label: string; text: string }) {
-  const lines = text.replace(/\n$/, "").split("\n");
+  const lines = visible(text).replace(/\n$/, "").split("\n");
   return (
     <Box as="pre" tabIndex={0} role="region" aria-label={label} overflow="auto" maxH="24rem" fontFamily="mono" fontSize="xs" borderWidth="1px" borderRadius="md" p={3} css={STYLE}>
       {lines.slice(0, MOST_LINES).map((line, index) => (

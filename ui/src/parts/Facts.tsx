@@ -1,5 +1,6 @@
 import { Box } from "@chakra-ui/react";
 import type { ReactNode } from "react";
+import { visible } from "../format";
 
 /** A name and its value. */
 export type Fact = readonly [string, ReactNode];
@@ -11,10 +12,10 @@ export function Facts({ facts }: { facts: readonly Fact[] }) {
       {facts.map(([name, value]) => (
         <Box key={name} display="contents">
           <Box as="dt" color="fg.muted">
-            {name}
+            {visible(name)}
           </Box>
           <Box as="dd" overflowWrap="anywhere" minW={0}>
-            {value}
+            {typeof value === "string" ? visible(value) : value}
           </Box>
         </Box>
       ))}
@@ -28,7 +29,7 @@ const NOT_SHOWN = new Set(["checkpoint_id", "restored_checkpoint_id", "previous_
 /** The further facts of an action as one text. */
 export function factsText(facts: Record<string, unknown>): string {
   const shown = Object.entries(facts).filter(([name, value]) => !NOT_SHOWN.has(name) && value !== null && value !== "");
-  return shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; ");
+  return visible(shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; "));
 }
 
 function plainText(value: unknown): string {

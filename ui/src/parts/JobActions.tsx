@@ -158,8 +158,9 @@ export function JobActions({ family, base, jobRoot }: Omit<ActionsProps, "id"> &
         {run !== null && <RunAction key={`run ${run.dag_id}`} dag={run} />}
         {savepoint !== null && <SavepointAction key={`savepoint ${savepoint.dag_id}`} dag={savepoint} stops={false} base={base} />}
         {savepoint !== null && <SavepointAction key={`stop ${savepoint.dag_id}`} dag={savepoint} stops run={run} base={base} />}
-        {run !== null && <PauseAction key={`pause ${run.dag_id}`} dag={run} onDone={family.reload} />}
         <RestoreLink base={base} target={null} label="Restore…" />
+        {/* The last one: its text is wider than its button, and would move a button after it out of line. */}
+        {run !== null && <PauseAction key={`pause ${run.dag_id}`} dag={run} onDone={family.reload} />}
       </Flex>
       {family.dags
         .filter((each) => each.role === "run")

@@ -1,22 +1,23 @@
 import { Text } from "@chakra-ui/react";
+import { visible } from "../format";
 import { Folded } from "./Folded";
 
 const MOST_LETTERS = 240;
 
-/** The first line of a text, which says what is wrong: schemas and stack traces come after it. */
+/** The first line of a text, which says what is wrong: schemas and stack traces come after it; what is hidden in it is visible. */
 export function headOf(text: string): string {
-  const [line = ""] = text.trim().split("\n", 1);
+  const [line = ""] = visible(text).trim().split("\n", 1);
   return line.length > MOST_LETTERS ? `${line.slice(0, MOST_LETTERS - 1)}…` : line;
 }
 
 /** The whole of a text whose first line is shown; nothing if that is all. */
 export function WholeText({ text }: { text: string }) {
-  if (headOf(text) === text.trim()) return null;
+  if (headOf(text) === visible(text).trim()) return null;
   return (
     <Folded title="The whole message">
       {() => (
         <Text whiteSpace="pre-wrap" overflowWrap="anywhere" fontSize="sm">
-          {text}
+          {visible(text)}
         </Text>
       )}
     </Folded>

@@ -1,5 +1,6 @@
 import { Box, SimpleGrid, Text } from "@chakra-ui/react";
 import type { Caution, RestorePlan } from "../api";
+import { visible } from "../format";
 import { changesNothing, lossNumbers, lossSentences, unknownLosses } from "../losses";
 import { Notice } from "./Loaded";
 
@@ -72,8 +73,8 @@ export function Cautions({ cautions }: { cautions: readonly Caution[] }) {
       <ul>
         {cautions.map(({ about, text }, index) => (
           <Text key={index} as="li" overflowWrap="anywhere">
-            {about !== "" && <strong>{about}: </strong>}
-            {text}
+            {about !== "" && <strong>{visible(about)}: </strong>}
+            {visible(text)}
           </Text>
         ))}
       </ul>

@@ -1,6 +1,6 @@
 import { Box, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
-import type { JobState, RestorePlan } from "../api";
+import { entryOf, type JobState, type RestorePlan } from "../api";
 import type { RestoreOptions } from "../restoreOptions";
 import { CheckField, CheckGroup, SelectField, TextField } from "./Fields";
 
@@ -131,7 +131,7 @@ function NewNames({ options, names, change }: PartProps) {
           <TextField
             key={uid}
             label={`New name of ${uid}`}
-            value={options.newNames[uid] ?? ""}
+            value={entryOf(options.newNames, uid) ?? ""}
             onChange={(name) => {
               change({ newNames: { ...options.newNames, [uid]: name } });
             }}
@@ -166,7 +166,7 @@ function Positions({ options, names, change }: PartProps) {
   return (
     <SimpleGrid columns={{ base: 1, md: 2 }} gap={3}>
       {names.sources.map((uid) => {
-        const kind = written.has(uid) ? "other" : kindOf(options.positions[uid]);
+        const kind = written.has(uid) ? "other" : kindOf(entryOf(options.positions, uid));
         return (
           <Stack key={uid} gap={2}>
             <SelectField
@@ -181,7 +181,7 @@ function Positions({ options, names, change }: PartProps) {
             {kind === "other" && (
               <TextField
                 label={`Position of ${uid} as text`}
-                value={options.positions[uid] ?? ""}
+                value={entryOf(options.positions, uid) ?? ""}
                 help="timestamp:2026-01-31T03:00 (in UTC, or with an offset such as +01:00), or the position's JSON. While it is empty, the position is that of the target."
                 onChange={(position) => {
                   set(uid, position);

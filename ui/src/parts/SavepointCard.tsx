@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "react";
 import { trigger, useDagDetails } from "../airflow";
 import type { FamilyDag, Resource, Savepoint, TimelinePage } from "../api";
 import { disposeCommand, verifyCommand } from "../commands";
-import { formatBytes } from "../format";
+import { formatBytes, visible } from "../format";
 import { isBlank } from "../restoreOptions";
 import { missingField, NO_LIMITS, retentionConf } from "../retention";
 import { Command, CopyButton } from "./Command";
@@ -60,13 +60,13 @@ export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, history,
         </Text>
         <Text overflowWrap="anywhere">
           <People by={savepoint.by} requestedBy={savepoint.requested_by} />
-          {savepoint.reason !== null && `: ${savepoint.reason}`}
+          {savepoint.reason !== null && `: ${visible(savepoint.reason)}`}
         </Text>
-        {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {savepoint.note}</Text>}
+        {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {visible(savepoint.note)}</Text>}
         <Sharing savepoint={savepoint} />
         <SavepointRecord history={history} name={name} id={savepoint.id} />
         <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
-          {savepoint.path}
+          {visible(savepoint.path)}
         </Text>
         <Flex gap={2} wrap="wrap" align="center">
           <CopyButton text={savepoint.path} what={`path of ${name}`} />

@@ -1,7 +1,7 @@
 import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef } from "react";
 import { useSearchParams } from "react-router-dom";
-import { type ComparedOperator, type Savepoint, type SavepointDiff, useResource } from "../api";
+import { type ComparedOperator, type Savepoint, type SavepointDiff, entryOf, useResource } from "../api";
 import { formatBytes, formatChange, formatCount, offsetText } from "../format";
 import { SelectField } from "./Fields";
 import { FreshnessNotice, Loaded, Notice } from "./Loaded";
@@ -112,6 +112,11 @@ function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
   );
 }
 
+function positionText(offsets: Savepoint["offsets"], uid: string): string {
+  const offset = entryOf(offsets, uid);
+  return offset === undefined ? "none" : offsetText(offset);
+}
+
 function versionText(position: Savepoint["sinks"][string] | undefined): string {
   if (position === undefined) return "none";
   return position.version === null ? "not known" : `version ${position.version}`;
@@ -131,15 +136,15 @@ function Positions({ diff: { old: before, new: after } }: { diff: SavepointDiff 
       {sources.map((uid) => (
         <tr key={`source ${uid}`}>
           <td>source {uid}</td>
-          <td className="code">{uid in before.offsets ? offsetText(before.offsets[uid]) : "none"}</td>
-          <td className="code">{uid in after.offsets ? offsetText(after.offsets[uid]) : "none"}</td>
+          <td className="code">{positionText(before.offsets, uid)}</td>
+          <td className="code">{positionText(after.offsets, uid)}</td>
         </tr>
       ))}
       {sinks.map((uid) => (
         <tr key={`sink ${uid}`}>
           <td>table of {uid}</td>
-          <td>{versionText(before.sinks[uid])}</td>
-          <td>{versionText(after.sinks[uid])}</td>
+          <td>{versionText(entryOf(before.sinks, uid))}</td>
+          <td>{versionText(entryOf(after.sinks, uid))}</td>
         </tr>
       ))}
     </ScrollingTable>

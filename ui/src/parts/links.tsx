@@ -2,6 +2,7 @@ import { Button } from "@chakra-ui/react";
 import { createContext, type CSSProperties, type ReactNode, useContext } from "react";
 import { Link, useSearchParams } from "react-router-dom";
 import { dagRunPage } from "../airflow";
+import { visible } from "../format";
 
 const Base = createContext("");
 
@@ -11,6 +12,11 @@ export const PagesAt = Base.Provider;
 /** The path of the pages of the job; outside of a job, of all pages. Both have a journal. */
 export function useBase(): string {
   return useContext(Base);
+}
+
+/** The path at which Airflow shows an app: everything up to the name after the last `plugin`, since a DAG can have this id, too. */
+export function pluginBase(pathname: string): string {
+  return /^.*\/plugin\/[^/]+/.exec(pathname)?.[0] ?? "";
 }
 
 /** The part of an address that has the checkpoint whose details are shown. */
@@ -42,7 +48,7 @@ const UNDERLINED: CSSProperties = { textDecoration: "underline" };
 export function PageLink({ to, children }: { to: string; children: ReactNode }) {
   return (
     <Link to={to} style={UNDERLINED}>
-      {children}
+      {typeof children === "string" ? visible(children) : children}
     </Link>
   );
 }
@@ -95,5 +101,5 @@ export function RestoreLink({ base, target, label = "Restore to here", size = "s
 
 /** A link to a DAG run in Airflow. */
 export function DagRunLink({ dag, run }: { dag: string; run: string }) {
-  return <PageLink to={dagRunPage(dag, run)}>DAG run {run} in Airflow</PageLink>;
+  return <PageLink to={dagRunPage(dag, run)}>{`DAG run ${run} in Airflow`}</PageLink>;
 }

@@ -1,5 +1,6 @@
 import { Box } from "@chakra-ui/react";
 import { type KeyboardEvent, useRef, useState } from "react";
+import { visible } from "../format";
 import type { GraphEdge, GraphLayout, GraphNode, NodeKind } from "./graphLayout";
 import { BACKGROUND, MUTED, READABLE, shorten, TEXT } from "./svg";
 
@@ -115,7 +116,7 @@ function EdgeLine({ edge, from, to }: { edge: GraphEdge; from: GraphNode | undef
   const [x0, y0, x1, y1] = [a.x + NODE.width, a.y + NODE.height / 2, b.x, b.y + NODE.height / 2];
   const middle = (x0 + x1) / 2;
   // A key is a column with its type; a column's name has no blank.
-  const text = edge.broadcast ? "broadcast" : edge.keys.map((key) => key.replace(/ .*/, "")).join(", ");
+  const text = edge.broadcast ? "broadcast" : visible(edge.keys.map((key) => key.replace(/ .*/, "")).join(", "));
   return (
     <g aria-hidden="true">
       <path d={`M${x0},${y0} C${middle},${y0} ${middle},${y1} ${x1},${y1}`} fill="none" stroke={MUTED} strokeWidth={1.5} strokeDasharray={edge.keys.length > 0 ? undefined : "4 3"} />

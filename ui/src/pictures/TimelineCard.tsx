@@ -1,6 +1,6 @@
 import { Box, Text } from "@chakra-ui/react";
 import type { CheckpointSummary } from "../api";
-import { formatBytes, formatCount, formatDuration, formatTime } from "../format";
+import { formatBytes, formatCount, formatDuration, formatTime, visible } from "../format";
 import { peopleText } from "../parts/People";
 import { isCheckpoint, type Mark } from "./timelineLayout";
 import { titleOf } from "./TimelineMarks";
@@ -26,7 +26,7 @@ function linesOf({ entries, undone, newest }: Mark): string[] {
   const at = entry.ended_at === null ? [] : [formatTime(entry.ended_at)];
   if (isCheckpoint(entry)) return [...state, ...at, ...checkpointLines(entries.filter((each) => isCheckpoint(each)))];
   const { by, requested_by: requester, reason, note } = entry;
-  return [...state, ...at, peopleText(by, requester), reason === null ? "" : `reason: ${reason}`, note === null ? "" : `note: ${note}`].filter((line) => line !== "");
+  return [...state, ...at, peopleText(by, requester), reason === null ? "" : `reason: ${visible(reason)}`, note === null ? "" : `note: ${visible(note)}`].filter((line) => line !== "");
 }
 
 /** What is known of the mark below the pointer or the focus. The same is in the name of the mark and below the timeline. */

@@ -1,7 +1,7 @@
 import { Box } from "@chakra-ui/react";
 import { Link } from "react-router-dom";
 import type { ActionEntry } from "../api";
-import { formatTime } from "../format";
+import { formatTime, visible } from "../format";
 import { runPath } from "../parts/links";
 import { peopleText } from "../parts/People";
 import { BACKGROUND, MUTED, READABLE, shorten, TEXT } from "./svg";
@@ -24,7 +24,7 @@ export function titleOf({ kind, label, entries: [entry] }: Mark): string {
   if (entry === undefined || isCheckpoint(entry)) return kind === "aborted" ? "Aborted checkpoint" : `Checkpoint ${label}`;
   const name = entry.kind.charAt(0).toUpperCase() + entry.kind.slice(1).replaceAll("-", " ");
   const savepoint = savepointOf(entry);
-  if (savepoint !== null) return `${name} ${savepoint}`;
+  if (savepoint !== null) return `${name} ${visible(savepoint)}`;
   return entry.checkpoint_id === null ? name : `${name}, checkpoint ${entry.checkpoint_id}`;
 }
 
@@ -36,7 +36,7 @@ export function describeMark({ kind, label, entries, undone, retained, newest }:
   const state = [newest ? "the present state" : "", undone ? "undone" : "", retained ? "retained" : ""];
   const parts = isCheckpoint(entry)
     ? [kind === "aborted" ? "aborted checkpoint" : `${kind === "group" ? "checkpoints" : "checkpoint"} ${label}`, ...state, `run ${entry.run}`]
-    : [`${entry.kind} ${savepointOf(entry) ?? label}`.trim(), ...state, peopleText(entry.by, entry.requested_by), entry.reason ?? ""];
+    : [`${entry.kind} ${savepointOf(entry) ?? label}`.trim(), ...state, peopleText(entry.by, entry.requested_by), visible(entry.reason ?? "")];
   return [...parts, at].filter((part) => part !== "").join(", ");
 }
 
@@ -68,7 +68,7 @@ function visibleMiddle({ left, width }: View, from: number, to: number): { middl
 /** Both people of an approval, and the reason. */
 function arcText({ by, requested_by: requester, reason }: ActionEntry): string {
   const people = by === null ? "" : requester === null ? by.name : `${requester.name}, approved by ${by.name}`;
-  return [people, reason ?? ""].filter((part) => part !== "").join(": ");
+  return visible([people, reason ?? ""].filter((part) => part !== "").join(": "));
 }
 
 export function RestoreArc({ arc, grid, view }: { arc: Arc; grid: Grid; view: View }) {
