@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,7 +49,8 @@ from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog, sum_up, write_backlog
-from stateflow.storage import PosixStorage
+from stateflow.storage import PosixStorage, open_location
+from stateflow.storage.locations import VARIABLE
 from stateflow.storage.paths import HISTORY, PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy, Viewer
 from stateflow.ui.answers import Answer, Bodies
@@ -1006,6 +1008,23 @@ def test_a_plan_opens_only_the_job_roots_that_the_viewer_may_read(planned: Pages
     both = Pages(FixedCatalog(job=planned.storage, other=other.storage))
     plan = both.get("jobs/job/restore-plan", RestorePlanPage, target=path, from_other_job="true")["plan"]
     assert (plan["foreign"], plan["parent_job_uuid"]) == (True, other.root.job.job_uuid)
+
+
+def test_no_answer_has_the_locations_that_the_server_may_open(
+    planned: PagesJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{tmp_path}/private s3://hidden/savepoints")
+    outside, catalog = str(tmp_path / "outside"), FixedCatalog(job=planned.storage)
+    catalog.jobs()["other"] = CatalogJob("other", outside, partial(open_location, outside))
+    pages = Pages(catalog)
+    assert pages.get("jobs/other", JobState)["problem"]["facts"] == {"location": outside}
+    addresses = [each.path.replace("{id}", "other") + _QUERIES.get(each.path, "") for each in ENDPOINTS]
+    addresses += ["jobs/job/restore-plan?target=/nowhere/x", "jobs/job/savepoint-diff?from=early&to=/nowhere/x"]
+    for address in addresses:
+        answer = pages.http.get(f"/api/v1/{address}")
+        assert not any(text in answer.text for text in ("private", "hidden")), address
+    status, error = _error(pages, "jobs/job/restore-plan", target="/nowhere/x")
+    assert (status, error["facts"]) == (422, {"location": "/nowhere/x"})
 
 
 def test_without_a_stored_graph_the_plan_is_null(job: PagesJob, pages: Pages) -> None:
