@@ -323,6 +323,24 @@ def test_savepoints_have_what_the_command_shows_and_are_read_again_when_one_is_m
     assert found[0]["by"] == {"name": "oscar", "source": "claim", "account": "root@host"}
 
 
+def test_a_savepoint_says_whether_its_record_is_as_it_was_recorded(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    for name in ("kept", "changed", "gone"):
+        job.grow()
+        job.save(name)
+    job.grow()
+    paths = sorted((job.folder / "root" / HISTORY).glob("*-savepoint-*"))
+    records = {json.loads(path.read_bytes())["facts"]["savepoint"]: path for path in paths}
+    records["changed"].write_bytes(records["changed"].read_bytes().replace(UMA.encode(), b"airflow-user:eve"))
+    records["gone"].unlink()
+    pages = Pages.of(job)
+    found = pages.get("jobs/job/savepoints", SavepointPage)["savepoints"]
+    wanted = {"kept": "verified", "changed": "changed", "gone": None}
+    assert {each["name"]: each["record_integrity"] for each in found} == wanted
+    state = pages.get("jobs/job", JobState)
+    assert (state["savepoint"]["name"], state["savepoint_integrity"]) == ("changed", "changed")
+
+
 def test_of_many_savepoints_the_newest_ones_are_listed_first_whatever_their_names(tmp_path: Path) -> None:
     job = PagesJob(tmp_path)
     made = []
