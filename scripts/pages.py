@@ -2,7 +2,7 @@
 
 ``python scripts/pages.py build`` writes the types of the API's answers and the bundles; ``check`` runs ESLint and the
 type check, and compares types and bundles with their sources; ``test`` runs the component tests. ``node`` prints why
-this machine's Node does not fit, and ends with 1 if so.
+this machine's Node does not fit, and ends with 1 if so; ``ready`` does the same if the other actions would be skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,20 +118,23 @@ def test() -> int:
     return run("npm", "run", "--silent", "test")
 
 
-def tell_node() -> int:
-    """Prints why this machine's Node does not fit."""
-    if reason := unfit_node():
+def tell(why: Callable[[], str]) -> int:
+    """Prints why something is missing; returns 1, and 0 if nothing is."""
+    if reason := why():
         print(reason)
     return 1 if reason else 0
 
 
 def main() -> int:
     """Runs the named action; returns the exit code."""
-    actions = {"build": build, "check": check, "test": test, "node": tell_node}
-    if sys.argv[1:] not in [[name] for name in actions]:
+    actions = {"build": build, "check": check, "test": test}
+    checks = {"node": unfit_node, "ready": missing}
+    if sys.argv[1:] not in [[name] for name in (*actions, *checks)]:
         sys.exit(__doc__)
     (action,) = sys.argv[1:]
-    if action != "node" and (reason := missing()):
+    if action in checks:
+        return tell(checks[action])
+    if reason := missing():
         print(f"pages: {action} was skipped: {reason}")
         # Whoever asks for bundles must not believe that there are new ones.
         return 1 if action == "build" else 0

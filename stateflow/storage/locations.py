@@ -311,8 +311,7 @@ def open_below(uri: str, locations: Iterable[str]) -> Storage:
     Raises:
         ConfigError: it is not below one of them, or the address is not valid.
     """
-    locations = list(locations)
-    return _opened(uri, _Place.of(uri), locations) or _refuse(uri, locations)
+    return _opened(uri, _Place.of(uri), locations) or _refuse(uri)
 
 
 def open_if_allowed(uri: str) -> Storage | None:
@@ -328,9 +327,8 @@ def check_location(uri: str, allowed: Iterable[str]) -> None:
         uri: a path or URI.
         allowed: paths and URIs; empty ones are ignored.
     """
-    locations = list(allowed)
-    if _Place.of(uri).outermost(locations) is None:
-        _refuse(uri, locations)
+    if _Place.of(uri).outermost(allowed) is None:
+        _refuse(uri)
 
 
 def is_below(uri: str, location: str) -> bool:
@@ -350,12 +348,13 @@ def _opened(uri: str, place: _Place, locations: Iterable[str]) -> Storage | None
     return PosixStorage(storage.root, FolderTree(Path(location.path), folders))
 
 
-def _refuse(uri: str, locations: Iterable[str]) -> NoReturn:
+def _refuse(uri: str) -> NoReturn:
+    # Without the list of allowed locations: errors are in answers of the pages, in logs and in the history, for all who
+    # may read the job.
     raise ConfigError(
         "the location is not allowed for this job",
         hint=f"use a location below one of the allowed ones, or add it to the job's locations or to {VARIABLE}",
         location=without_secrets(uri),
-        allowed=[without_secrets(location) for location in locations if location],
     )
 
 

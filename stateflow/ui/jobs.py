@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from stateflow.checkpoint.history import FAILED_START, FAILURE
+from stateflow.checkpoint.history import FAILED_START, FAILURE, Integrity
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
     COMPLETED,
@@ -32,7 +32,7 @@ from stateflow.ui.openapi import Endpoint
 from stateflow.ui.requests import CURSOR, Call, limit_parameter, to_cursor
 from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
 from stateflow.ui.runs import RunSummary, StoredGraphs, runs_of
-from stateflow.ui.savepoints import LastSavepoint, last_savepoint
+from stateflow.ui.savepoints import LastSavepoint, integrity_of_last_savepoint, last_savepoint
 from stateflow.ui.snapshots import Extent, Snapshot
 
 NEWEST_SIZES = 30
@@ -290,6 +290,7 @@ class JobState:
         sinks: the sinks, by uid.
         undone_count: number of the checkpoints in the history that restores have undone.
         history_changed: the error about records of the history that are not as the log recorded them; None if all are.
+        savepoint_integrity: whether the record of `savepoint` is as it was recorded; None without one.
     """
 
     row: Inline[JobRow]
@@ -302,6 +303,7 @@ class JobState:
     sinks: dict[str, SinkStatus]
     undone_count: int
     history_changed: ErrorReport | None
+    savepoint_integrity: Integrity | None
 
 
 _NEWEST_RUNS = 20
@@ -320,7 +322,7 @@ def job_state(
     """
     snapshot, row = reading.value, job_row(job, reading, known)
     if snapshot is None or snapshot.position is None:
-        return JobState(row, None, None, None, (), (), (), {}, 0, None)
+        return JobState(row, None, None, None, (), (), (), {}, 0, None, None)
     position = snapshot.position
     manifest = position.manifest
     newest = _newest_checkpoint(snapshot)
@@ -336,6 +338,7 @@ def job_state(
         sinks=sinks_at(position.head, newest.record if newest else None, graph),
         undone_count=_undone_count(snapshot) if position.head.entry.ancestry.restores else 0,
         history_changed=error_report(changed) if changed else None,
+        savepoint_integrity=integrity_of_last_savepoint(snapshot),
     )
 
 

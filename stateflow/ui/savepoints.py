@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from stateflow.checkpoint.history import Integrity
 from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
@@ -73,21 +74,48 @@ class LastSavepoint:
 
 def last_savepoint(snapshot: Snapshot) -> LastSavepoint | None:
     """Returns the newest savepoint that was not disposed of."""
+    action = _newest_savepoint(snapshot)
+    if action is None:
+        return None
+    record = action.record
+    return LastSavepoint(
+        name=record.text("savepoint"),
+        checkpoint_id=record.seq,
+        made_at=record.ended_at,
+        by=record.by,
+        requested_by=record.requested_by,
+        origin=record.text("origin"),
+        path=record.text("path"),
+        size_bytes=record.size_bytes,
+    )
+
+
+def integrity_of_last_savepoint(snapshot: Snapshot) -> Integrity | None:
+    """Returns whether the record of the newest savepoint is as it was recorded; None without one."""
+    action = _newest_savepoint(snapshot)
+    return snapshot.integrity_of(action.source) if action else None
+
+
+def _newest_savepoint(snapshot: Snapshot) -> Action | None:
     disposed = {a.record.text("savepoint_id") for a in snapshot.actions if a.record.kind == "dispose"}
     for action in reversed(snapshot.actions):
         record = action.record
         if record.kind == SAVEPOINT_RECORD and (record.text("savepoint_id") or action.source) not in disposed:
-            return LastSavepoint(
-                name=record.text("savepoint"),
-                checkpoint_id=record.seq,
-                made_at=record.ended_at,
-                by=record.by,
-                requested_by=record.requested_by,
-                origin=record.text("origin"),
-                path=record.text("path"),
-                size_bytes=record.size_bytes,
-            )
+            return action
     return None
+
+
+@dataclass(frozen=True)
+class SavepointRow:
+    """A savepoint of a job.
+
+    Attributes:
+        description: its description.
+        record_integrity: whether its record in the history is as it was recorded; None if no record of it was read.
+    """
+
+    description: Inline[SavepointDescription]
+    record_integrity: Integrity | None
 
 
 @dataclass(frozen=True)
@@ -102,7 +130,7 @@ class SavepointPage:
         freshness: how current this is.
     """
 
-    savepoints: tuple[SavepointDescription, ...]
+    savepoints: tuple[SavepointRow, ...]
     older: bool
     next_cursor: OptionalText
     elsewhere: tuple[ActionEntry, ...]
@@ -129,7 +157,18 @@ def savepoint_page(reading: Reading[Snapshot], listed: Reading[_SavepointList]) 
     snapshot, page = reading.value, listed.value or _SavepointList()
     elsewhere = tuple(reversed(list(snapshot.entries_of(_elsewhere(snapshot))))) if snapshot else ()
     freshness = freshness_of(snapshot, reading, listed)
-    return SavepointPage(page.found, page.more is not None, to_cursor(page.more), elsewhere, freshness)
+    known = _integrities(snapshot) if snapshot else {}
+    rows = tuple(SavepointRow(each, known.get(each.report.id or each.report.name)) for each in page.found)
+    return SavepointPage(rows, page.more is not None, to_cursor(page.more), elsewhere, freshness)
+
+
+def _integrities(snapshot: Snapshot) -> dict[str, Integrity]:
+    """Returns whether the records of savepoints are as they were recorded, by id; by name for those without an id."""
+    made = (each for each in snapshot.actions if each.record.kind == SAVEPOINT_RECORD)
+    return {
+        each.record.text("savepoint_id") or each.record.text("savepoint"): snapshot.integrity_of(each.source)
+        for each in made
+    }
 
 
 def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:

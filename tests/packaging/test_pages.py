@@ -38,6 +38,8 @@ def test_without_a_node_that_is_new_enough_checks_are_skipped_and_a_build_fails(
         done = _run(action, path)
         assert done.returncode == code
         assert "skipped" in done.stdout and "^20.19" in done.stdout
+    ready = _run("ready", path)
+    assert ready.returncode == 1 and "^20.19" in ready.stdout
     assert (ROOT / "stateflow" / "ui" / "static" / "index.html").exists()
 
 

@@ -370,17 +370,37 @@ def test_uv_itself_is_installed_with_its_hash(machine: Machine) -> None:
 # --- CI --------------------------------------------------------------------------------------------------------------
 
 
+def _run_ci(machine: Machine, make: str) -> tuple[int, list[str]]:
+    """Runs CI with another make; returns its exit code, and the lines that it prints."""
+    machine.command("make", make)
+    script = machine.project / ".ci" / "run"
+    script.parent.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", script)
+    done = subprocess.run([BASH, script], env={"PATH": str(machine.bin)}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(("demo", "tests"), [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_ci_fails_if_either_part_fails_and_ends_with_the_line_of_pytest(
     machine: Machine, demo: int, tests: int
 ) -> None:
     closing = "12 passed, 3 deselected in 4.56s"
     fails = 'echo "make: *** [Makefile:1: test] Error 1" >&2; exit 2'
-    machine.command("make", f'[ "$1" != demo ] || exit {demo}; echo "{closing}"; [ {tests} = 0 ] || {{ {fails}; }}')
-    script = [BASH, str(ROOT / ".ci" / "run")]
-    done = subprocess.run(script, env={"PATH": str(machine.bin)}, capture_output=True, text=True, check=False)
-    assert done.returncode == max(demo, tests)
-    assert done.stdout.splitlines()[-1] == closing
+    for program in ("chromium", str(machine.venv / "bin" / "python")):
+        machine.command(program, "exit 0")
+    make = f'[ "$1" != demo ] || exit {demo}; echo "{closing}"; [ {tests} = 0 ] || {{ {fails}; }}'
+    code, lines = _run_ci(machine, make)
+    assert (code, lines[-1]) == (max(demo, tests), closing)
+
+
+@pytest.mark.parametrize("missing", ["node", "chromium"])
+def test_ci_fails_where_the_checks_of_the_pages_are_skipped(machine: Machine, missing: str) -> None:
+    machine.command(str(machine.venv / "bin" / "python"), f"echo {missing}; exit 1" if missing == "node" else "exit 0")
+    if missing != "chromium":
+        machine.command("chromium", "exit 0")
+    code, lines = _run_ci(machine, 'echo "12 passed in 4.56s"')
+    (reason,) = [line for line in lines if line.startswith("ci: failed")]
+    assert code == 1 and missing in reason.lower() and lines[-1] == "12 passed in 4.56s"
 
 
 # -- the Python programs of the set-up --------------------------------------------------------------------------------

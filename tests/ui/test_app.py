@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,7 +49,8 @@ from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog, sum_up, write_backlog
-from stateflow.storage import PosixStorage
+from stateflow.storage import PosixStorage, open_location
+from stateflow.storage.locations import VARIABLE
 from stateflow.storage.paths import HISTORY, PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy, Viewer
 from stateflow.ui.answers import Answer, Bodies
@@ -319,6 +321,24 @@ def test_savepoints_have_what_the_command_shows_and_are_read_again_when_one_is_m
     wanted = operations.describe_contents(operations.find(job.address, "first"))
     assert (found[0]["id"], found[0]["size_bytes"]) == (wanted.report.id, wanted.report.size_bytes)
     assert found[0]["by"] == {"name": "oscar", "source": "claim", "account": "root@host"}
+
+
+def test_a_savepoint_says_whether_its_record_is_as_it_was_recorded(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    for name in ("kept", "changed", "gone"):
+        job.grow()
+        job.save(name)
+    job.grow()
+    paths = sorted((job.folder / "root" / HISTORY).glob("*-savepoint-*"))
+    records = {json.loads(path.read_bytes())["facts"]["savepoint"]: path for path in paths}
+    records["changed"].write_bytes(records["changed"].read_bytes().replace(UMA.encode(), b"airflow-user:eve"))
+    records["gone"].unlink()
+    pages = Pages.of(job)
+    found = pages.get("jobs/job/savepoints", SavepointPage)["savepoints"]
+    wanted = {"kept": "verified", "changed": "changed", "gone": None}
+    assert {each["name"]: each["record_integrity"] for each in found} == wanted
+    state = pages.get("jobs/job", JobState)
+    assert (state["savepoint"]["name"], state["savepoint_integrity"]) == ("changed", "changed")
 
 
 def test_of_many_savepoints_the_newest_ones_are_listed_first_whatever_their_names(tmp_path: Path) -> None:
@@ -1006,6 +1026,23 @@ def test_a_plan_opens_only_the_job_roots_that_the_viewer_may_read(planned: Pages
     both = Pages(FixedCatalog(job=planned.storage, other=other.storage))
     plan = both.get("jobs/job/restore-plan", RestorePlanPage, target=path, from_other_job="true")["plan"]
     assert (plan["foreign"], plan["parent_job_uuid"]) == (True, other.root.job.job_uuid)
+
+
+def test_no_answer_has_the_locations_that_the_server_may_open(
+    planned: PagesJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{tmp_path}/private s3://hidden/savepoints")
+    outside, catalog = str(tmp_path / "outside"), FixedCatalog(job=planned.storage)
+    catalog.jobs()["other"] = CatalogJob("other", outside, partial(open_location, outside))
+    pages = Pages(catalog)
+    assert pages.get("jobs/other", JobState)["problem"]["facts"] == {"location": outside}
+    addresses = [each.path.replace("{id}", "other") + _QUERIES.get(each.path, "") for each in ENDPOINTS]
+    addresses += ["jobs/job/restore-plan?target=/nowhere/x", "jobs/job/savepoint-diff?from=early&to=/nowhere/x"]
+    for address in addresses:
+        answer = pages.http.get(f"/api/v1/{address}")
+        assert not any(text in answer.text for text in ("private", "hidden")), address
+    status, error = _error(pages, "jobs/job/restore-plan", target="/nowhere/x")
+    assert (status, error["facts"]) == (422, {"location": "/nowhere/x"})
 
 
 def test_without_a_stored_graph_the_plan_is_null(job: PagesJob, pages: Pages) -> None:

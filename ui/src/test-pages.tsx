@@ -85,6 +85,7 @@ export const state: JobState = {
   sinks: {},
   undone_count: 1,
   history_changed: null,
+  savepoint_integrity: null,
   failure: { generation: 9, failed_at: null, code: "corrupt-input", message: HOSTILE },
 };
 export const point = (id: number, run: number): CheckpointSummary => ({
@@ -351,5 +352,6 @@ export function savepoint(name: string, origin: string): Savepoint {
     code_hash: null,
     operators: [],
     sinks: {},
+    record_integrity: "verified",
   };
 }

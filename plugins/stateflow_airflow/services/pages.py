@@ -361,7 +361,7 @@ def _open(job_root: str, locations: Sequence[str]) -> Storage:
     try:
         check_location(job_root, locations)
     except ConfigError as e:
-        # Not the error itself, which lists the locations to everybody who may read the job.
+        # Not the error itself, whose hint names settings of tasks and not the setting of the pages.
         hint = "an administrator can add its location to [stateflow] pages_locations"
         raise ConfigError("the pages may not show this job root", hint=hint, job_root=job_root) from e
     # By its location, because a folder may be replaced by a link after the check.

@@ -700,6 +700,7 @@ export interface components {
             };
             undone_count: number;
             history_changed: components["schemas"]["ErrorReport"] | null;
+            savepoint_integrity: ("verified" | "unverified" | "changed") | null;
         };
         /** @description What a person did to a job. */
         JournalEntry: {
@@ -1061,7 +1062,7 @@ export interface components {
         };
         /** @description The savepoints of a job. */
         SavepointPage: {
-            savepoints: components["schemas"]["SavepointDescription"][];
+            savepoints: components["schemas"]["SavepointRow"][];
             older: boolean;
             next_cursor: string | null;
             elsewhere: components["schemas"]["ActionEntry"][];
@@ -1069,6 +1070,56 @@ export interface components {
             history_truncated: boolean;
             last_read_at: string | null;
             problem: components["schemas"]["ErrorReport"] | null;
+        };
+        /** @description Description of a complete savepoint. */
+        SavepointReport: {
+            name: string;
+            id: string | null;
+            path: string;
+            job: string | null;
+            checkpoint_id: number | null;
+            offsets: {
+                [key: string]: unknown;
+            };
+            size_bytes: number;
+            origin: string | null;
+            made_at: string | null;
+            made_from: string | null;
+            format: string;
+            claimed_by: components["schemas"]["ClaimingJob"] | null;
+            claimed_at: string | null;
+        };
+        /** @description A savepoint of a job. */
+        SavepointRow: {
+            name: string;
+            id: string | null;
+            path: string;
+            job: string | null;
+            checkpoint_id: number | null;
+            offsets: {
+                [key: string]: unknown;
+            };
+            size_bytes: number;
+            origin: string | null;
+            made_at: string | null;
+            made_from: string | null;
+            format: string;
+            claimed_by: components["schemas"]["ClaimingJob"] | null;
+            claimed_at: string | null;
+            job_uuid: string;
+            by: components["schemas"]["Requester"] | null;
+            requested_by: components["schemas"]["Requester"] | null;
+            reason: string | null;
+            note: string | null;
+            committed_at: string | null;
+            drained: boolean;
+            max_parallelism: number;
+            code_hash: string | null;
+            operators: components["schemas"]["OperatorDescription"][];
+            sinks: {
+                [key: string]: components["schemas"]["SinkPosition"];
+            };
+            record_integrity: ("verified" | "unverified" | "changed") | null;
         };
         /** @description The current and the restored version of one sink's table. */
         SinkChange: {

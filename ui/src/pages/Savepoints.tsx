@@ -4,7 +4,6 @@ import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
 import { type ActionEntry, isWhole, type JobState, type Pages, type Resource, type SavepointPage, usePagesOf } from "../api";
 import { visible } from "../format";
-import { useNewest } from "../history";
 import { useDagChoice } from "../parts/DagChoice";
 import { factsText } from "../parts/Facts";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -22,7 +21,6 @@ export function Savepoints({ address, base, state, family }: { address: string; 
   const named = useSearchParams()[0].get("savepoint");
   // A savepoint that a link names may be on any page.
   const resource = usePagesOf<SavepointPage>(`${address}/savepoints`, named === null ? { most: asked } : {});
-  const history = useNewest(address, 30_000);
   const { dag, field } = useDagChoice(family, "retention");
   const merged = { ...resource, value: resource.value === null ? null : { page: mergedOf(resource.value), read: resource.value.pages.length } };
   return (
@@ -47,7 +45,6 @@ export function Savepoints({ address, base, state, family }: { address: string; 
                     jobRoot={state.value?.job_root ?? null}
                     dag={dag}
                     isKnown={family.isKnown}
-                    history={history}
                     isNamed={savepoint.name === named}
                   />
                 ))}

@@ -36,7 +36,7 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
           </Flex>
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
-          <StateTiles job={job} history={history} base={base} />
+          <StateTiles job={job} base={base} />
           <RunningBatch job={job} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />

@@ -301,12 +301,12 @@ it("keeps times in UTC in the address, and shows them in the zone of the reader"
   localStorage.clear();
 });
 
-it("asks once for the history of a job, for its charts and its savepoint, and counts only tables that are restored", async () => {
+it("asks once for the history of a job, says whether the record of its savepoint is verified, and counts only tables that are restored", async () => {
   const saved = { name: "weekly", checkpoint_id: 12, made_at: null, by: null, requested_by: null, origin: "manual", path: null, size_bytes: null };
   const restoring = { seq: 13, target_label: "checkpoint 10", by: null, requested_by: null, reason: null, requested_at: null, tables: { out: 5, audit: null }, restored_tables: [] };
-  server.answers[job] = withDescription({ savepoint: saved, description: { ...described, restoring } });
+  server.answers[job] = withDescription({ savepoint: saved, savepoint_integrity: "verified", description: { ...described, restoring } });
   open(`/${job}`);
-  expect(await screen.findByText(/not among the newest ones/)).toBeDefined();
+  expect(await screen.findByText("✓ Its record in the history is verified.")).toBeDefined();
   await screen.findByRole("region", { name: "Charts of the checkpoints" });
   expect(server.queries.filter((query) => query === `${job}/timeline`).length).toBe(1);
   expect(screen.getByText("0 of 1 table restored.")).toBeDefined();

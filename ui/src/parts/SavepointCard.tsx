@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef, useState } from "react";
 import { trigger, useDagDetails } from "../airflow";
-import type { FamilyDag, Resource, Savepoint, TimelinePage } from "../api";
+import type { FamilyDag, Savepoint } from "../api";
 import { disposeCommand, verifyCommand } from "../commands";
 import { formatBytes, visible } from "../format";
 import { isBlank } from "../restoreOptions";
@@ -26,14 +26,12 @@ interface Props {
   dag: FamilyDag | null;
   /** Whether a DAG that is missing does not exist. */
   isKnown: boolean;
-  /** The newest records of the history. */
-  history: Resource<TimelinePage>;
   /** Whether the address names it. */
   isNamed: boolean;
 }
 
 /** A savepoint: its age, size and owner, who made it and why, and what a person can do with it. */
-export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, history, isNamed }: Props) {
+export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, isNamed }: Props) {
   const { name, checkpoint_id: checkpoint } = savepoint;
   const card = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -64,7 +62,7 @@ export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, history,
         </Text>
         {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {visible(savepoint.note)}</Text>}
         <Sharing savepoint={savepoint} />
-        <SavepointRecord history={history} name={name} id={savepoint.id} />
+        <SavepointRecord integrity={savepoint.record_integrity} />
         <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
           {visible(savepoint.path)}
         </Text>
@@ -109,7 +107,7 @@ function Verification({ name, jobRoot }: { name: string; jobRoot: string }) {
 }
 
 /** How a person deletes the savepoint for ever: by the DAG of the retention, after an approval, or by a command. */
-function Disposal({ savepoint, base, jobRoot, dag, isKnown }: Omit<Props, "history" | "isNamed">) {
+function Disposal({ savepoint, base, jobRoot, dag, isKnown }: Omit<Props, "isNamed">) {
   const { name, size_bytes: bytes, claimed_by: owner } = savepoint;
   return (
     <Stack gap={2} mt={2}>

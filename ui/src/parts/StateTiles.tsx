@@ -1,6 +1,6 @@
 import { Box, Flex, SimpleGrid, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
-import type { JobState, OperatorStatus, Resource, TimelinePage } from "../api";
+import type { JobState, OperatorStatus } from "../api";
 import { counted, formatBytes, formatDuration, offsetText, sizeOf, sizesName, stateText } from "../format";
 import { DurationBar } from "../pictures/DurationBar";
 import { TrendLine } from "../pictures/TrendLine";
@@ -11,7 +11,7 @@ import { SavepointRecord } from "./SavepointRecord";
 import { Waiting } from "./Waiting";
 
 /** The newest checkpoint, the state, the input that waits, and the last savepoint of a job, side by side. */
-export function StateTiles({ job, history, base }: { job: JobState; history: Resource<TimelinePage>; base: string }) {
+export function StateTiles({ job, base }: { job: JobState; base: string }) {
   return (
     <SimpleGrid columns={{ base: 1, sm: 2, xl: 4 }} gap={4}>
       <NewestTile job={job} />
@@ -34,7 +34,7 @@ export function StateTiles({ job, history, base }: { job: JobState; history: Res
         ))}
         <More count={job.sources.length} what="source" />
       </Tile>
-      <SavepointTile job={job} history={history} base={base} />
+      <SavepointTile job={job} base={base} />
     </SimpleGrid>
   );
 }
@@ -107,7 +107,7 @@ function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
   );
 }
 
-function SavepointTile({ job, history, base }: { job: JobState; history: Resource<TimelinePage>; base: string }) {
+function SavepointTile({ job, base }: { job: JobState; base: string }) {
   const { savepoint } = job;
   return (
     <Tile title="Last savepoint">
@@ -120,7 +120,7 @@ function SavepointTile({ job, history, base }: { job: JobState; history: Resourc
       )}
       {savepoint !== null && (
         <Box fontSize="sm">
-          <SavepointRecord history={history} name={savepoint.name} id={null} />
+          <SavepointRecord integrity={job.savepoint_integrity} />
         </Box>
       )}
     </Tile>
