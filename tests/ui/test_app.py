@@ -41,6 +41,7 @@ from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.progress import write_progress
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+from stateflow.clock import SystemClock
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, NotYetAvailable, Unauthorized, UserCodeError
 from stateflow.operations.checkpoints import CheckpointEntry
@@ -48,7 +49,7 @@ from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog, sum_up, write_backlog
-from stateflow.storage import PosixStorage
+from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.paths import HISTORY, PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy, Viewer
 from stateflow.ui.answers import Answer, Bodies
@@ -57,14 +58,14 @@ from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.checkpoints import CheckpointPage, PointPage, summary_of
 from stateflow.ui.dags import DAG_ENDPOINTS, DagJobs, JobFamily
 from stateflow.ui.jobs import JobList, JobState, sinks_at
-from stateflow.ui.journal import OMITTED, JournalKind, JournalPage
+from stateflow.ui.journal import OMITTED, JournalFilter, JournalKind, JournalPage, journal_table
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.requests import to_cursor
 from stateflow.ui.restores import RestorePlanPage
-from stateflow.ui.roots import CatalogJob, Orchestration
+from stateflow.ui.roots import CatalogJob, Orchestration, Reading
 from stateflow.ui.runs import GraphPage, RunPage, TaskTry, runs_of
 from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
-from stateflow.ui.snapshots import Action, History, Snapshot
+from stateflow.ui.snapshots import Action, Extent, History, RootReader, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.support.errors import raises
 from tests.support.json_outputs import check
@@ -412,14 +413,50 @@ def test_the_journal_has_what_persons_did_over_all_jobs(job: PagesJob, tmp_path:
     assert rows[1]["requested_by"] == "uma" and json.loads(rows[1]["facts"])["target_label"]
 
 
-def test_a_table_of_the_journal_says_that_older_actions_are_omitted(pages: Pages) -> None:
-    def kinds(limit: int) -> list[str]:
-        text = pages.http.get("/api/v1/journal.csv", params={"limit": limit}).text
-        return [row["kind"] for row in csv.DictReader(io.StringIO(text))]
+def _table(pages: Pages, path: str = "journal.csv", **query: int) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(pages.http.get(f"/api/v1/{path}", params=query).text)))
 
+
+def _omissions(rows: list[dict[str, str]]) -> list[tuple[str, str]]:
+    """The jobs that the last rows of a table name, which have all omissions."""
+    found = [row for row in rows if row["kind"] == OMITTED]
+    assert rows[len(rows) - len(found) :] == found and all(row["reason"] for row in found)
+    return [(row["id"], row["job"]) for row in found]
+
+
+def test_a_table_of_the_journal_says_that_older_actions_are_omitted(pages: Pages) -> None:
     every = [entry["kind"] for entry in pages.get("journal", JournalPage)["entries"]]
     assert len(every) > 1
-    assert kinds(len(every)) == every and kinds(1) == [every[0], OMITTED]
+    rows = _table(pages, limit=len(every))
+    assert [row["kind"] for row in rows] == every and not _omissions(rows)
+    rows = _table(pages, limit=1)
+    assert [row["kind"] for row in rows] == [every[0], OMITTED] and _omissions(rows) == [("", "")]
+
+
+def test_a_table_of_the_journal_names_each_job_whose_root_cannot_be_read(job: PagesJob) -> None:
+    pages = Pages(FixedCatalog(a=MemoryStorage("memory://nothing"), b=job.storage, c=MemoryStorage("memory://none")))
+    rows = _table(pages)
+    assert len(rows) > 2 and _omissions(rows) == [("a", ""), ("c", "")]
+    assert "memory://nothing" in rows[-2]["reason"]
+    assert _omissions(_table(pages, limit=1)) == [("a", ""), ("c", ""), ("", "")]
+    assert _omissions(_table(pages, "jobs/a/journal.csv")) == [("a", "")]
+    assert not _omissions(_table(pages, "jobs/b/journal.csv"))
+
+
+def test_a_table_of_the_journal_says_that_a_history_is_truncated(
+    job: PagesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.ui.snapshots.LARGEST_HISTORY", 1)
+    assert _omissions(_table(Pages.of(job))) == [("job", "job")]
+
+
+def test_a_table_of_the_journal_says_that_a_history_is_not_read_yet(job: PagesJob) -> None:
+    snapshot = RootReader(lambda: job.storage, SystemClock()).look(Extent.ACTIONS)
+    found = CatalogJob("a", job.address, lambda: job.storage)
+    for extent, wanted in ((Extent.NEWEST, [("a", "job")]), (Extent.ACTIONS, []), (Extent.WHOLE, [])):
+        reading = Reading(replace(snapshot, extent=extent), "", None)
+        text = journal_table([(found, reading)], JournalFilter(), 100)
+        assert _omissions(list(csv.DictReader(io.StringIO(text)))) == wanted
 
 
 def test_the_journal_can_be_filtered_by_what_it_can_have_and_by_nothing_else(pages: Pages) -> None:

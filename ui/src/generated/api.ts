@@ -215,7 +215,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The same as a table, whose last row says if older ones are omitted */
+        /** The same as a table, whose last rows say which jobs it may not have all actions of, and why */
         get: operations["jobs-journal-csv"];
         put?: never;
         post?: never;
@@ -249,7 +249,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The same as a table, whose last row says if older ones are omitted */
+        /** The same as a table, whose last rows say which jobs it may not have all actions of, and why */
         get: operations["journal-csv"];
         put?: never;
         post?: never;
@@ -1731,7 +1731,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The same as a table, whose last row says if older ones are omitted */
+            /** @description The same as a table, whose last rows say which jobs it may not have all actions of, and why */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1811,7 +1811,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The same as a table, whose last row says if older ones are omitted */
+            /** @description The same as a table, whose last rows say which jobs it may not have all actions of, and why */
             200: {
                 headers: {
                     [name: string]: unknown;
