@@ -250,8 +250,8 @@ class _RecordedFacts:
         return changes
 
     def _change_of(self, uid: str, mode: SinkMode, known: PublishedOutput) -> SinkChange:
-        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this can only be told if
-        # it has nothing after the target; only the job file tells whether a function refuses the restore.
+        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this can only be told
+        # if it has nothing after the target; only the job file tells whether a function refuses the restore.
         stays = mode is SinkMode.KEEP or self.kinds[uid] == PRINTED
         rows = 0 if stays or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(

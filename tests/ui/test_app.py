@@ -1188,9 +1188,9 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
     shown = {run["generation"]: pages.get(f"jobs/job/runs/{run['generation']}", RunPage) for run in runs}
     newest, nightly, second, first, oldest = shown.values()
     tried = [page["run"]["attempt"] for page in shown.values()]
-    assert [each and each["number"] for each in tried] == [3, None, 2, 1, None]
-    known = {"dag_id": "flights", "dag_run_id": "manual__2026-01-31T03:00:00+00:00_a/b", "task": "run"}
-    assert tried[2] == {**known, "number": 2}
+    assert [each and each["try_number"] for each in tried] == [3, None, 2, 1, None]
+    known = {"dag_id": "flights", "dag_run_id": "manual__2026-01-31T03:00:00+00:00_a/b", "task_id": "run"}
+    assert tried[2] == {**known, "try_number": 2}
     tries = [first["run"], second["run"], newest["run"]]
     assert newest["tries"] == second["tries"] == tries and nightly["tries"] == oldest["tries"] == []
     assert [page["failed_starts"] for page in (oldest, second, nightly, newest)] == [[]] * 4

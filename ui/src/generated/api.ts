@@ -1227,8 +1227,8 @@ export interface components {
         TaskTry: {
             dag_id: string;
             dag_run_id: string;
-            task: string;
-            number: number;
+            task_id: string;
+            try_number: number;
         };
         /** @description A part of the history of a job: its newest records, or those before an earlier page. */
         TimelinePage: {
