@@ -501,7 +501,7 @@ class _StandardOutput:
         return self.version
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
-        return SinkRewind(self.version, None, None, None, ())
+        return SinkRewind(self.version, None, 0, 0, ())
 
     def changes_since(self, version: int) -> TableChanges:
         return TableChanges("standard output", published=False, others=())

@@ -130,7 +130,7 @@ class _Calls(StagedTable):
                 sink=self.context.uid,
                 function=_name(self._function),
             )
-        return SinkRewind(self.version, None, None, None, ())
+        return SinkRewind(self.version, None, 0, 0, ())
 
     def changes_since(self, version: int) -> TableChanges:
         return TableChanges(_name(self._function), published=False, others=())

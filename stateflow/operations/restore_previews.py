@@ -23,6 +23,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_sizes
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.restore.plan_document import (
+    PRINTED,
     Replay,
     RestorePlan,
     SavedCheckpoint,
@@ -250,8 +251,10 @@ class _RecordedFacts:
         return changes
 
     def _change_of(self, uid: str, mode: SinkMode, known: PublishedOutput) -> SinkChange:
-        # Of a kept table nothing is removed; of any other, this can only be told if it has nothing after the target.
-        rows = 0 if mode is SinkMode.KEEP or self._has_nothing_to_rewind(uid, known) else None
+        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this can only be told
+        # if it has nothing after the target; only the job file tells whether a function refuses the restore.
+        stays = mode is SinkMode.KEEP or self.kinds[uid] == PRINTED
+        rows = 0 if stays or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(
             uid=uid,
             kind=self.kinds[uid],

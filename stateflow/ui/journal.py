@@ -172,12 +172,21 @@ _COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-OMITTED = "older actions are omitted"
-"""Kind of the last row of a table that does not have all actions."""
+OMITTED = "actions are omitted"
+"""Kind of the last rows of a table that may not have all actions."""
 
 
-def to_csv(entries: Sequence[JournalEntry], *, omits_older: bool = False) -> str:
-    """Returns entries as CSV with a line of titles, and with a last row if there are older ones that it does not have.
+@dataclass(frozen=True)
+class _Omission:
+    """Why a table may not have all actions, of one job unless `id` is empty."""
+
+    id: str
+    job: str
+    reason: str
+
+
+def to_csv(entries: Sequence[JournalEntry], omissions: Sequence[_Omission] = ()) -> str:
+    """Returns entries as CSV with a line of titles, and with a last row for each reason why it may not have all.
 
     A text that a program for tables would compute as a formula begins with an apostrophe.
     """
@@ -193,8 +202,9 @@ def to_csv(entries: Sequence[JournalEntry], *, omits_older: bool = False) -> str
             found[f"{name}_account"] = person.get("account")
         found["facts"] = json.dumps(found["facts"])
         writer.writerow([_cell(found[name]) for name in _COLUMNS])
-    if omits_older:
-        writer.writerow([OMITTED if name == "kind" else "" for name in _COLUMNS])
+    for each in omissions:
+        omitted = {"id": each.id, "job": each.job, "kind": OMITTED, "reason": each.reason}
+        writer.writerow([_cell(omitted.get(name)) for name in _COLUMNS])
     return out.getvalue()
 
 
@@ -205,7 +215,7 @@ def _cell(value: object) -> str:
 
 _KIND = Parameter("kind", {"type": "string", "enum": [each.value for each in JournalKind]}, "what was done")
 _JOURNAL = (_KIND, Parameter("person", TEXT, "part of the name of a person"), *TIMES)
-_TABLE = "The same as a table, whose last row says if older ones are omitted"
+_TABLE = "The same as a table, whose last rows say which jobs it may not have all actions of, and why"
 _CSV_LIMIT = limit_parameter(10_000, 20_000)
 
 JOURNAL_ENDPOINTS = (
@@ -222,9 +232,22 @@ def _journal_filter(call: Call) -> JournalFilter:
     return JournalFilter(kind, query.get("person"), call.time("since"), call.time("until"))
 
 
-def _table(read: Sequence[Read], wanted: JournalFilter, limit: int) -> str:
+def journal_table(read: Sequence[Read], wanted: JournalFilter, limit: int) -> str:
+    """Returns the newest actions as CSV, whose last rows say which jobs it may not have all actions of, and why."""
     page, last = journal_page(read, wanted, None, limit)
-    return to_csv(page.entries, omits_older=last is not None)
+    omissions = [_Omission(each.id, each.job, reason) for each in page.jobs if (reason := _omits(each.freshness))]
+    if last is not None:
+        omissions.append(_Omission("", "", f"the table has the newest {limit:,} actions only"))
+    return to_csv(page.entries, omissions)
+
+
+def _omits(freshness: Freshness) -> str:
+    """Returns why actions of a job may be missing; empty if none are."""
+    if freshness.problem is not None:
+        return f"the job root cannot be read now: {freshness.problem.message}"
+    if freshness.history_truncated:
+        return "the oldest records of the history are never read"
+    return "" if freshness.history_complete else "older records of the history are not read yet"
 
 
 class JournalEndpoints:
@@ -260,7 +283,7 @@ class JournalEndpoints:
     async def _journal_table(self, call: Call) -> Answer:
         wanted, limit, read = _journal_filter(call), call.number(_CSV_LIMIT), await self._read_journal(call)
         assert limit is not None
-        return Answer([version_of(job, reading) for job, reading in read], lambda: _table(read, wanted, limit))
+        return Answer([version_of(job, reading) for job, reading in read], lambda: journal_table(read, wanted, limit))
 
     async def _read_journal(self, call: Call) -> list[Read]:
         if "id" in call.path:

@@ -54,14 +54,14 @@ class TaskTry:
     Attributes:
         dag_id: id of the DAG.
         dag_run_id: id of the DAG run.
-        task: id of the task; of a mapped one, with its index after a slash.
-        number: number of the try, from 1 on.
+        task_id: id of the task; of a mapped one, with its index after a slash.
+        try_number: number of the try, from 1 on.
     """
 
     dag_id: str
     dag_run_id: str
-    task: str
-    number: int
+    task_id: str
+    try_number: int
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...
     own = run.attempt
     if own is None:
         return ()
-    same = (each for each in runs if each.attempt and replace(each.attempt, number=own.number) == own)
+    same = (each for each in runs if each.attempt and replace(each.attempt, try_number=own.try_number) == own)
     return tuple(same)[-_MOST_TRIES:]
 
 

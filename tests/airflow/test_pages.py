@@ -439,7 +439,7 @@ def _tries(site: Site, dag_runs: Sequence[str], dag_ids: Collection[str]) -> lis
     starts = [ActionRecord(seq=n, kind=RUN_START, ended_at="", by="", reason=note) for n, note in enumerate(notes, 1)]
     history = History(actions=[Action(start, "") for start in starts])
     return [
-        run.attempt.number if run.attempt else None
+        run.attempt.try_number if run.attempt else None
         for run in runs_of(Snapshot(site.job.root, history=history), dag_ids)
     ]
 
@@ -472,7 +472,7 @@ def test_the_history_outlives_a_clean_of_airflows_database(site: Site) -> None:
         return {path: site.get("ada", path) for path in paths if path != f"jobs/{site.id}/journal.csv"}
 
     # What the pages know is at most ten seconds old.
-    assert poll(lambda: site.get("ada", f"jobs/{site.id}")["runs"][0]["attempt"]["number"] == 1, 60)
+    assert poll(lambda: site.get("ada", f"jobs/{site.id}")["runs"][0]["attempt"]["try_number"] == 1, 60)
     before = shown()
     pages_airflow.clean_database(site.folder / "dags")
     assert site.api.client("ada").get(f"{AIRFLOW}/dags/open/dagRuns/{quote(dag_run)}").status_code == 404
@@ -480,7 +480,7 @@ def test_the_history_outlives_a_clean_of_airflows_database(site: Site) -> None:
 
 
 def number_of(run: dict[str, Any]) -> int | None:
-    return run["attempt"]["number"] if run["attempt"] else None
+    return run["attempt"]["try_number"] if run["attempt"] else None
 
 
 def test_each_page_of_a_run_knows_the_dags_of_its_job(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import Sink, SinkContext, SinkTable, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Writing
 from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
@@ -404,7 +404,7 @@ def test_a_restore_is_refused_in_its_plan_unless_the_rows_are_to_be_kept(tmp_pat
     with raises(SinkRefused, sink="out"):
         job.sink.open_table(job.context).plan_rewind(2)
     keeping = ForeachBatchSink(Appends(tmp_path / "received"), on_rewind="keep").open_table(job.context)
-    assert keeping.plan_rewind(2).to_version is None
+    assert keeping.plan_rewind(2) == SinkRewind(keeping.version, None, 0, 0, ())
     assert keeping.rewind(None, 9) is not None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from stateflow import (
@@ -20,6 +21,7 @@ from stateflow import (
     operations,
 )
 from stateflow.api.graph import JobFile
+from stateflow.api.sink import PrintSink
 from stateflow.checkpoint.history import read_history, read_pending_records
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, SinkMode
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -29,11 +31,14 @@ from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SourceAction,
     StateAction,
+    cautions,
     differing_parts,
     expected_plan_of,
+    rows_removed_text,
 )
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.config.sources import resolve
+from stateflow.connectors.foreach_batch import ForeachBatchSink, OutputBatch
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.operations.job_root import open_root
@@ -230,6 +235,42 @@ def test_the_rows_written_since_are_those_that_a_restore_removes_from_a_table_th
     assert written(job.plan("latest")) == {"out": 0, "new": 0}
     # What is kept is what is written a second time.
     assert written(job.plan(first, keep_tables=frozenset({"new"}))) == {"out": 15, "new": 3}
+
+
+def _receive(rows: pa.Table, batch: OutputBatch) -> None:
+    """Does nothing with rows, which nothing can take back."""
+
+
+class Telling(Job):
+    """A job that prints its rows, and gives them to a function, as well."""
+
+    def build(self, *_: Any, **of: Any) -> Build:
+        rows = [Row("abc"[at % 3], at) for at in range(self.number)]
+
+        def build(env: StreamExecutionEnvironment) -> None:
+            stream = env.from_source(Growing(rows, Row), uid="rows")
+            stream.sink_to(self.sink("out"), uid="out")
+            stream.sink_to(PrintSink(limit=0), uid="printed")
+            stream.sink_to(ForeachBatchSink(_receive, on_rewind="keep"), uid="given")
+
+        return build
+
+
+def test_a_plan_announces_no_rows_removed_that_cannot_be(tmp_path: Path) -> None:
+    job = Telling(tmp_path)
+    first = job.grow()
+    job.grow()
+    real, plan = plan_restore(job, job.build(), target=str(first)), job.plan(first)
+    check_same(plan, real)
+    assert {s.uid: (s.rows_removed, s.rows_returned) for s in real.sinks} == {
+        "out": (4, 0),
+        "printed": (0, 0),
+        "given": (0, 0),
+    }
+    assert {s.uid: rows_removed_text(s) for s in plan.sinks} == {"out": "at most 4", "printed": "0", "given": "0"}
+    # Whether the function refuses the restore is only in the job file.
+    found, known = ({caution.about for caution in cautions(each)} for each in (plan, real))
+    assert found - known == {"function of given, sink out"}
 
 
 def test_rows_that_a_restore_has_removed_do_not_count(job: Job) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import PrintSink, SinkContext, Writing
+from stateflow.api.sink import PrintSink, SinkContext, SinkRewind, Writing
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog
 from stateflow.checkpoint.log.documents import PublishedOutput
 from stateflow.checkpoint.sink_commit import SinkOutput, check_sink_position, publish
@@ -60,6 +60,10 @@ def test_rows_above_the_limit_are_counted_and_long_rows_are_cut(capsys: pytest.C
     (line,) = writer.close()
     assert len(line.stats) == 501
     assert _written(100) == [], "a subtask without rows prints nothing"
+
+
+def test_a_restore_removes_no_printed_rows() -> None:
+    assert PrintSink().open_table(CONTEXT).plan_rewind(2) == SinkRewind(0, None, 0, 0, ())
 
 
 @pytest.mark.long(reason="runs a job as processes")

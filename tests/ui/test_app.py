@@ -42,6 +42,7 @@ from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.progress import write_progress
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+from stateflow.clock import SystemClock
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, NotYetAvailable, Unauthorized, UserCodeError
 from stateflow.operations.checkpoints import CheckpointEntry
@@ -49,7 +50,7 @@ from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog, sum_up, write_backlog
-from stateflow.storage import PosixStorage, open_location
+from stateflow.storage import MemoryStorage, PosixStorage, open_location
 from stateflow.storage.locations import VARIABLE
 from stateflow.storage.paths import HISTORY, PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy, Viewer
@@ -59,14 +60,14 @@ from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.checkpoints import CheckpointPage, PointPage, summary_of
 from stateflow.ui.dags import DAG_ENDPOINTS, DagJobs, JobFamily
 from stateflow.ui.jobs import JobList, JobState, sinks_at
-from stateflow.ui.journal import OMITTED, JournalKind, JournalPage
+from stateflow.ui.journal import OMITTED, JournalFilter, JournalKind, JournalPage, journal_table
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.requests import to_cursor
 from stateflow.ui.restores import RestorePlanPage
-from stateflow.ui.roots import CatalogJob, Orchestration
+from stateflow.ui.roots import CatalogJob, Orchestration, Reading
 from stateflow.ui.runs import GraphPage, RunPage, TaskTry, runs_of
 from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
-from stateflow.ui.snapshots import Action, History, Snapshot
+from stateflow.ui.snapshots import Action, Extent, History, RootReader, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.support.errors import raises
 from tests.support.json_outputs import check
@@ -432,14 +433,50 @@ def test_the_journal_has_what_persons_did_over_all_jobs(job: PagesJob, tmp_path:
     assert rows[1]["requested_by"] == "uma" and json.loads(rows[1]["facts"])["target_label"]
 
 
-def test_a_table_of_the_journal_says_that_older_actions_are_omitted(pages: Pages) -> None:
-    def kinds(limit: int) -> list[str]:
-        text = pages.http.get("/api/v1/journal.csv", params={"limit": limit}).text
-        return [row["kind"] for row in csv.DictReader(io.StringIO(text))]
+def _table(pages: Pages, path: str = "journal.csv", **query: int) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(pages.http.get(f"/api/v1/{path}", params=query).text)))
 
+
+def _omissions(rows: list[dict[str, str]]) -> list[tuple[str, str]]:
+    """The jobs that the last rows of a table name, which have all omissions."""
+    found = [row for row in rows if row["kind"] == OMITTED]
+    assert rows[len(rows) - len(found) :] == found and all(row["reason"] for row in found)
+    return [(row["id"], row["job"]) for row in found]
+
+
+def test_a_table_of_the_journal_says_that_older_actions_are_omitted(pages: Pages) -> None:
     every = [entry["kind"] for entry in pages.get("journal", JournalPage)["entries"]]
     assert len(every) > 1
-    assert kinds(len(every)) == every and kinds(1) == [every[0], OMITTED]
+    rows = _table(pages, limit=len(every))
+    assert [row["kind"] for row in rows] == every and not _omissions(rows)
+    rows = _table(pages, limit=1)
+    assert [row["kind"] for row in rows] == [every[0], OMITTED] and _omissions(rows) == [("", "")]
+
+
+def test_a_table_of_the_journal_names_each_job_whose_root_cannot_be_read(job: PagesJob) -> None:
+    pages = Pages(FixedCatalog(a=MemoryStorage("memory://nothing"), b=job.storage, c=MemoryStorage("memory://none")))
+    rows = _table(pages)
+    assert len(rows) > 2 and _omissions(rows) == [("a", ""), ("c", "")]
+    assert "memory://nothing" in rows[-2]["reason"]
+    assert _omissions(_table(pages, limit=1)) == [("a", ""), ("c", ""), ("", "")]
+    assert _omissions(_table(pages, "jobs/a/journal.csv")) == [("a", "")]
+    assert not _omissions(_table(pages, "jobs/b/journal.csv"))
+
+
+def test_a_table_of_the_journal_says_that_a_history_is_truncated(
+    job: PagesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.ui.snapshots.LARGEST_HISTORY", 1)
+    assert _omissions(_table(Pages.of(job))) == [("job", "job")]
+
+
+def test_a_table_of_the_journal_says_that_a_history_is_not_read_yet(job: PagesJob) -> None:
+    snapshot = RootReader(lambda: job.storage, SystemClock()).look(Extent.ACTIONS)
+    found = CatalogJob("a", job.address, lambda: job.storage)
+    for extent, wanted in ((Extent.NEWEST, [("a", "job")]), (Extent.ACTIONS, []), (Extent.WHOLE, [])):
+        reading = Reading(replace(snapshot, extent=extent), "", None)
+        text = journal_table([(found, reading)], JournalFilter(), 100)
+        assert _omissions(list(csv.DictReader(io.StringIO(text)))) == wanted
 
 
 def test_the_journal_can_be_filtered_by_what_it_can_have_and_by_nothing_else(pages: Pages) -> None:
@@ -1188,9 +1225,9 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
     shown = {run["generation"]: pages.get(f"jobs/job/runs/{run['generation']}", RunPage) for run in runs}
     newest, nightly, second, first, oldest = shown.values()
     tried = [page["run"]["attempt"] for page in shown.values()]
-    assert [each and each["number"] for each in tried] == [3, None, 2, 1, None]
-    known = {"dag_id": "flights", "dag_run_id": "manual__2026-01-31T03:00:00+00:00_a/b", "task": "run"}
-    assert tried[2] == {**known, "number": 2}
+    assert [each and each["try_number"] for each in tried] == [3, None, 2, 1, None]
+    known = {"dag_id": "flights", "dag_run_id": "manual__2026-01-31T03:00:00+00:00_a/b", "task_id": "run"}
+    assert tried[2] == {**known, "try_number": 2}
     tries = [first["run"], second["run"], newest["run"]]
     assert newest["tries"] == second["tries"] == tries and nightly["tries"] == oldest["tries"] == []
     assert [page["failed_starts"] for page in (oldest, second, nightly, newest)] == [[]] * 4

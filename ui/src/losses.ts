@@ -29,9 +29,9 @@ export interface Rows {
   most: number | null;
 }
 
-/** Whether the restore removes nothing of a sink: printed rows cannot be removed. */
+/** Whether the restore removes nothing of a sink: rows that were printed, or given to a function, remain. */
 export function staysAsItIs({ mode, kind }: Pick<SinkChange, "mode" | "kind">): boolean {
-  return mode === "keep" || kind === "standard output";
+  return mode === "keep" || kind === "standard output" || kind === "function";
 }
 
 /** Rows that the restore removes from a sink: without its table, at most those that the history says it has written since. */

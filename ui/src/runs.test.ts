@@ -12,7 +12,7 @@ it("lists the tries of a DAG run in order, the newest run of each", () => {
     runSummary(35, { reason: "flights/one/run/3" }),
   ];
   const tries = triesOf(runs[0] ?? runSummary(0), runs);
-  expect(tries.map(([attempt, run]) => [attempt.number, run.generation])).toEqual([
+  expect(tries.map(([attempt, run]) => [attempt.try_number, run.generation])).toEqual([
     [1, 10],
     [2, 30],
   ]);

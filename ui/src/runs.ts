@@ -13,10 +13,10 @@ export function triesOf({ attempt: own }: RunSummary, runs: readonly RunSummary[
   const byNumber = new Map<number, [Attempt, RunSummary]>();
   for (const each of [...runs].sort((a, b) => a.generation - b.generation)) {
     const found = each.attempt;
-    const isSame = found !== null && found.dag_id === own.dag_id && found.dag_run_id === own.dag_run_id && found.task === own.task;
-    if (isSame) byNumber.set(found.number, [found, each]);
+    const isSame = found !== null && found.dag_id === own.dag_id && found.dag_run_id === own.dag_run_id && found.task_id === own.task_id;
+    if (isSame) byNumber.set(found.try_number, [found, each]);
   }
-  return [...byNumber.values()].sort(([a], [b]) => a.number - b.number);
+  return [...byNumber.values()].sort(([a], [b]) => a.try_number - b.try_number);
 }
 
 /** How a try ended before a later one: a run that was killed has no record of its end. */

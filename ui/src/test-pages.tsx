@@ -288,7 +288,7 @@ export const family: JobFamily = {
 
 /** A try of the task that runs the job, in a DAG run. */
 export function attempt(number: number, run = "r"): RunSummary["attempt"] {
-  return { dag_id: "flights", dag_run_id: run, task: "run", number };
+  return { dag_id: "flights", dag_run_id: run, task_id: "run", try_number: number };
 }
 
 export const RUN = "manual__2026-01-31T03:00:00+00:00_x";

@@ -205,11 +205,14 @@ class SourceChange(Document, frozen=True, kw_only=True):
 
 
 UNKNOWN_KIND = "sink"
+PRINTED = "standard output"
+_CALLED = "function"
 _KINDS = {
     **dict.fromkeys(("DeltaSink", "IcebergSink", "PostgresSink"), "table"),
     "KafkaSink": "topic",
     "FileSink": "files",
-    "PrintSink": "standard output",
+    "PrintSink": PRINTED,
+    "ForeachBatchSink": _CALLED,
 }
 
 
@@ -223,7 +226,8 @@ class SinkChange(Document, frozen=True, kw_only=True):
 
     uid: str
     kind: str = UNKNOWN_KIND
-    """What it writes to: ``table``, ``topic``, ``files`` or ``standard output``; ``sink`` if that is not known."""
+    """What it writes to: ``table``, ``topic``, ``files``, ``standard output`` or ``function``; ``sink`` if that is not
+    known."""
     mode: SinkMode
     table_id: str
     table: str | None
@@ -246,6 +250,8 @@ class SinkChange(Document, frozen=True, kw_only=True):
 
 def rows_removed_text(sink: SinkChange) -> str:
     """Returns how many rows a restore removes from a sink: exactly, at most, or that it is not known."""
+    if _stays(sink):
+        return "0"
     if sink.rows_removed is not None:
         return f"{sink.rows_removed:,}"
     return "unknown" if sink.rows_written_since is None else f"at most {sink.rows_written_since:,}"
@@ -584,8 +590,9 @@ def describe_replay(plan: RestorePlan) -> str:
         again += " Sources whose position is set read from there instead."
     kept = ", ".join(s.uid for s in plan.sinks if _stays(s))
     restored = ", ".join(s.uid for s in plan.sinks if not _stays(s) and s.rows_removed != 0)
+    stay = f" Rows that were written to {kept} after the target stay." if kept else ""
     if not restored:
-        return again
+        return f"{again}{stay}"
     to = f" to {restored}" if kept else ""
     removed = f"{again} The restore removes the rows that were written{to} after the target"
     held = [c.available for c in plan.sources if c.action is not SourceAction.NEW]
@@ -598,12 +605,12 @@ def describe_replay(plan: RestorePlan) -> str:
             f"{removed}. They are written again as far as the sources still hold their input, which cannot be checked "
             "here."
         )
-    return f"{text} Rows that were written to {kept} after the target stay." if kept else text
+    return f"{text}{stay}"
 
 
 def _stays(sink: SinkChange) -> bool:
-    """Returns whether a restore removes no rows of a sink: printed rows cannot be removed."""
-    return sink.mode is SinkMode.KEEP or sink.kind == _KINDS["PrintSink"]
+    """Returns whether a restore removes no rows of a sink: those that were printed, or given to a function, remain."""
+    return sink.mode is SinkMode.KEEP or sink.kind in (PRINTED, _CALLED)
 
 
 def _describe_undone(plan: RestorePlan) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stateflow.api.sink import PrintSink, Sink
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import ABORTED, ActionRecord, Ancestry, CheckpointRecord, RestoreStep, SinkMode
 from stateflow.checkpoint.restore import plan_document
@@ -27,13 +28,17 @@ from stateflow.checkpoint.restore.plan_document import (
     StateAction,
     StateChange,
     cautions,
+    describe_replay,
     difference_of_texts,
     differing_parts,
     expected_plan_of,
     is_outdated,
+    kind_of_sink,
+    rows_removed_text,
 )
 from stateflow.checkpoint.restore.targets import is_at_or_before, resolve_target
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.connectors.foreach_batch import ForeachBatchSink
 from stateflow.errors import ConfigError
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.checkpoint.records import record
@@ -97,6 +102,30 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
 )
 def test_each_risk_is_a_caution(plan: RestorePlan, about: list[str]) -> None:
     assert [caution.about for caution in cautions(plan)] == about
+
+
+@pytest.mark.parametrize("sink", [PrintSink, ForeachBatchSink], ids=lambda sink: sink.__name__)
+@pytest.mark.parametrize("read", [True, False])
+def test_rows_that_cannot_be_removed_are_announced_as_staying(sink: type[Sink], read: bool) -> None:
+    staying = SinkChange(
+        uid="told",
+        kind=kind_of_sink(sink.__name__),
+        mode=SinkMode.RESTORE,
+        table_id="t",
+        table=None,
+        current_version=0,
+        read=read,
+        rows_removed=0 if read else None,
+        rows_written_since=4,
+    )
+    assert rows_removed_text(staying) == "0" and rows_removed_text(_sink(SinkMode.KEEP)) == "0"
+    removed = msgspec.structs.replace(_sink(), rows_removed=None, rows_written_since=4)
+    assert rows_removed_text(removed) == "at most 4"
+    # It is said to stay with a sink whose rows are removed, and without.
+    alone, both = (describe_replay(_plan(sinks=sinks)) for sinks in ([staying], [removed, staying]))
+    assert "removes" not in alone and alone.endswith("written to told after the target stay.")
+    assert "written to out after" in both and both.endswith("written to told after the target stay.")
+    assert "stay" not in describe_replay(_plan(sinks=[removed]))
 
 
 def test_a_commit_or_a_claim_outdates_a_plan_and_a_pin_does_not() -> None:

@@ -215,7 +215,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The same as a table, whose last row says if older ones are omitted */
+        /** The same as a table, whose last rows say which jobs it may not have all actions of, and why */
         get: operations["jobs-journal-csv"];
         put?: never;
         post?: never;
@@ -249,7 +249,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The same as a table, whose last row says if older ones are omitted */
+        /** The same as a table, whose last rows say which jobs it may not have all actions of, and why */
         get: operations["journal-csv"];
         put?: never;
         post?: never;
@@ -1278,8 +1278,8 @@ export interface components {
         TaskTry: {
             dag_id: string;
             dag_run_id: string;
-            task: string;
-            number: number;
+            task_id: string;
+            try_number: number;
         };
         /** @description A part of the history of a job: its newest records, or those before an earlier page. */
         TimelinePage: {
@@ -1782,7 +1782,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The same as a table, whose last row says if older ones are omitted */
+            /** @description The same as a table, whose last rows say which jobs it may not have all actions of, and why */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1862,7 +1862,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The same as a table, whose last row says if older ones are omitted */
+            /** @description The same as a table, whose last rows say which jobs it may not have all actions of, and why */
             200: {
                 headers: {
                     [name: string]: unknown;

@@ -91,7 +91,7 @@ function Download({ path }: { path: string }) {
       <Button size="sm" variant="outline" onClick={() => void save()}>
         Download as CSV
       </Button>
-      <Text color="fg.muted">The newest {formatCount(MOST_ROWS)} actions at most. The last row of the file says if older ones are omitted.</Text>
+      <Text color="fg.muted">The newest {formatCount(MOST_ROWS)} actions at most. If the file may lack actions, its last rows say of which jobs, and why.</Text>
       <Text role="status" color="red.fg">
         {problem}
       </Text>

@@ -58,7 +58,7 @@ function startOf(run: RunSummary, family: Family): Fact[] {
   return [
     ["Requested by", run.requested_by === null ? "not recorded" : <PersonName person={run.requested_by} />],
     ["Reason", hasPage ? <DagRunLink dag={attempt.dag_id} run={attempt.dag_run_id} /> : (run.reason ?? "none")],
-    ...(attempt === null ? [] : [["Try", formatCount(attempt.number)] as const]),
+    ...(attempt === null ? [] : [["Try", formatCount(attempt.try_number)] as const]),
     ["State", run.is_open ? "it has not ended: it is active, or was killed" : "it has ended"],
     ["Driver", run.driver ?? "not recorded"],
     ["Version of stateflow", run.stateflow ?? "not recorded"],
@@ -110,7 +110,7 @@ function Tries({ run, tries }: { run: RunSummary; tries: readonly RunSummary[] }
       <ul>
         {tries.map((each) => (
           <Text as="li" key={each.generation} overflowWrap="anywhere">
-            Try {each.attempt?.number}: {each.generation === run.generation ? "this run" : <RunLink generation={each.generation} run={each.run} />}
+            Try {each.attempt?.try_number}: {each.generation === run.generation ? "this run" : <RunLink generation={each.generation} run={each.run} />}
             {each.generation !== last && `; it ${earlierEnd(each)}`}
             {each.startup_ms !== null && `; start-up ${formatDuration(each.startup_ms)}`}
           </Text>

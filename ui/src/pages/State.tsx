@@ -91,7 +91,7 @@ function Restored({ job: { restore }, base }: { job: JobState; base: string }) {
 /** How far the newest run is in a batch that takes long. */
 function RunningBatch({ job: { description, runs } }: { job: JobState }) {
   const progress = description?.progress ?? null;
-  return progress !== null && <Progress progress={progress} tryNumber={runs.find((run) => run.is_open)?.attempt?.number ?? null} />;
+  return progress !== null && <Progress progress={progress} tryNumber={runs.find((run) => run.is_open)?.attempt?.try_number ?? null} />;
 }
 
 /** " by run 11 (try 2; try 1 failed: storage)". */
@@ -101,12 +101,12 @@ function ByRun({ job: { newest, runs, run, generation } }: { job: JobState }) {
   const own = runs.find((each) => each.generation === made);
   const tries = own === undefined ? [] : triesOf(own, runs).filter(([, each]) => each.generation <= made);
   const [attempt] = tries.at(-1) ?? [];
-  const earlier = tries.slice(0, -1).map(([{ number }, each]) => `try ${number} ${earlierEnd(each)}`);
+  const earlier = tries.slice(0, -1).map(([{ try_number: number }, each]) => `try ${number} ${earlierEnd(each)}`);
   return (
     <>
       {" by "}
       <RunLink generation={made} run={run} />
-      {attempt !== undefined && attempt.number > 1 && ` (${[`try ${attempt.number}`, ...earlier].join("; ")})`}
+      {attempt !== undefined && attempt.try_number > 1 && ` (${[`try ${attempt.try_number}`, ...earlier].join("; ")})`}
     </>
   );
 }

@@ -88,12 +88,14 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
   );
 }
 
+const STAYING: Partial<Record<string, string>> = { "standard output": "what is printed stays", function: "what the function has received stays" };
+
 function sinkRemark(sink: SinkChange): string {
   const { kind, current_version: now, target_version: then, rows_removed: rows } = sink;
   const version = now === null ? "its version" : `version ${now}`;
   if (staysAsItIs(sink)) {
     const since = sink.rows_written_since === null || sink.rows_written_since === 0 ? "" : `, with ${counted(sink.rows_written_since, "row")} written since the target`;
-    return `${kind === "standard output" ? "what is printed stays" : `stays at ${version}`}${since}`;
+    return `${STAYING[kind] ?? `stays at ${version}`}${since}`;
   }
   if (then === null) return rows === 0 ? `stays at ${version}` : `${version}; the version after it is not known`;
   return `${version} → version ${then}`;
