@@ -238,7 +238,7 @@ def test_the_rows_written_since_are_those_that_a_restore_removes_from_a_table_th
 
 
 def _receive(rows: pa.Table, batch: OutputBatch) -> None:
-    """Does nothing with rows, which nothing can retract."""
+    """Receives rows, which no restore can remove."""
 
 
 class Telling(Job):
