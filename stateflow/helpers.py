@@ -152,8 +152,8 @@ def call_periodically(interval: timedelta, call: Callable[[], object]) -> Iterat
 class DaemonExecutor(Executor):
     """Runs calls in threads that end with the process: unlike those of a ThreadPoolExecutor, also if a call hangs.
 
-    For calls that only read: one that writes might end halfway. A ``with`` that an exception leaves, such as that of
-    Ctrl-C, does not wait for the calls.
+    For calls that only read: one that writes might end halfway. A ``with`` block that ends by an exception, such
+    as KeyboardInterrupt, does not wait for the calls.
 
     Args:
         threads: maximum number of threads.

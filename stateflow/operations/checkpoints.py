@@ -302,7 +302,7 @@ def operators_of(manifest: Manifest) -> tuple[OperatorDescription, ...]:
 
 
 def live_bytes_of(record: CheckpointRecord) -> int | None:
-    """Returns the live size of all keyed state at a checkpoint; None if that of an operator is not known."""
+    """Returns the live size of all keyed state at a checkpoint; None if it is not known of an operator."""
     return total_of([each.live_bytes for each in record.operators.values()]) if record.operators else None
 
 

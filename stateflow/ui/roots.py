@@ -153,7 +153,7 @@ class ThreadCall:
 
 
 class _Trust(IntEnum):
-    """What is known of a job root's storage; its value says how many thirds of `RootLimits.hanging` may hang before."""
+    """State of a job root's storage. The value is how many thirds of `RootLimits.hanging` may hang before its call."""
 
     FAILS = 1
     """A call hangs, and none has returned since."""
@@ -290,7 +290,7 @@ class Threads:
         return calls.not_before if calls.trust is _Trust.FAILS else _NEVER
 
     def _take(self, call: ThreadCall, calls: _RootCalls) -> None:
-        """Takes a call out of those that wait; it is then another job root's turn."""
+        """Removes a waiting call; another job root is then next."""
         del calls.waiting[call]
         if calls.waiting:
             self._turns.move_to_end(call.root)

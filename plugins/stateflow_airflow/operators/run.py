@@ -498,7 +498,7 @@ _WITHOUT_THE_DRIVER = ("cluster-failed", "interrupted", "storage", "internal")
 def _has_ended(launch: Launch) -> bool:
     """Returns whether the driver of a launch in a cluster is known to have ended.
 
-    The exit code does not tell: that of a process that was killed is its own, and the driver continues.
+    The exit code does not say so: a killed process has an exit code of its own, and the driver continues.
     """
     result = read_result(launch.result_file)
     return result is not None and (result.finished or result.failure().code not in _WITHOUT_THE_DRIVER)

@@ -695,7 +695,7 @@ def is_outdated(plan: RestorePlan, head: Head) -> bool:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the job has done since a target, or since its history and that of an undone target parted.
+    """Work of the job since a target, or since its history and the history of an undone target parted.
 
     Attributes:
         rows: number of rows that the job has read.
@@ -778,7 +778,7 @@ def _parting(head: Head, checkpoint_id: int) -> int:
     """Returns the newest checkpoint that the current state and an undone checkpoint both descend from; 0 for none."""
     ours = lineage_of(head)
     theirs = lineage_ranges({step.seq: step.base for step in head.entry.ancestry.restores}, checkpoint_id)
-    # The last number of a range is that of a checkpoint: the base of a restore, or the newest one.
+    # A range ends with the number of a checkpoint: the base of a restore, or the newest one.
     shared = (min(a[-1], b[-1]) for a in ours for b in theirs if a and b and max(a[0], b[0]) <= min(a[-1], b[-1]))
     return max(shared, default=0)
 
