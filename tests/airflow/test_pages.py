@@ -472,7 +472,7 @@ def test_the_history_outlives_a_clean_of_airflows_database(site: Site) -> None:
         return {path: site.get("ada", path) for path in paths if path != f"jobs/{site.id}/journal.csv"}
 
     # What the pages know is at most ten seconds old.
-    assert poll(lambda: site.get("ada", f"jobs/{site.id}")["runs"][0]["attempt"]["try_number"] == 1, 60)
+    assert poll(lambda: number_of(site.get("ada", f"jobs/{site.id}")["runs"][0]) == 1, 60)
     before = shown()
     pages_airflow.clean_database(site.folder / "dags")
     assert site.api.client("ada").get(f"{AIRFLOW}/dags/open/dagRuns/{quote(dag_run)}").status_code == 404
