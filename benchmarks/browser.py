@@ -19,8 +19,9 @@ from unittest import mock
 
 import httpx
 
-from benchmarks.pages import Size, SyntheticJob, served
+from benchmarks.pages import SAVED, Size, SyntheticJob, served
 from benchmarks.results import write_result
+from stateflow.operations.job_root import open_root
 from stateflow.storage import MemoryStorage, open_storage
 from stateflow.ui.catalog import job_at
 from tests.servers.running import s3_server
@@ -50,7 +51,7 @@ class Visit:
     """A page and what a person does there.
 
     Attributes:
-        address: of the page, below the job.
+        address: of the page; `id` is the job, and `newest` its newest checkpoint.
         shown: text that the page shows once it has its data.
         acts: what a person does, by name, in this order.
     """
@@ -62,6 +63,10 @@ class Visit:
 
 def _press(name: str) -> Act:
     return lambda page: page.get_by_role("button", name=name, exact=True).first.click()
+
+
+def _choose(page: Page) -> None:
+    page.get_by_text("Restore to here").first.click()
 
 
 VISITS = {
@@ -91,6 +96,28 @@ VISITS = {
             "all of 2,000 records": _press("All"),
         },
     ),
+    "checkpoint": Visit("jobs/{id}?point={newest}", "operator-4", {}),
+    "graph": Visit(
+        "jobs/{id}/graph",
+        "Physical plan",
+        {
+            "select an operator": lambda page: page.locator("svg [role=button]").nth(1).click(),
+            "open the connections": lambda page: page.get_by_text("Connections as a table").click(),
+        },
+    ),
+    "restore": Visit("jobs/{id}/restore", "Restore to here", {"choose a point": _choose}),
+    "plan of a restore": Visit(
+        "jobs/{id}/restore?to={newest}",
+        "goes from checkpoint",
+        {
+            "open the options": lambda page: page.get_by_text("2. Options").click(),
+            "keep a table": lambda page: page.get_by_label("totals").first.click(),
+        },
+    ),
+    "savepoints": Visit("jobs/{id}/savepoints", SAVED[1], {}),
+    "journal": Visit("jobs/{id}/journal", "before the upgrade", {}),
+    "journal of all jobs": Visit("journal", "before the upgrade", {}),
+    "run": Visit("jobs/{id}/runs/1", "Job file", {}),
 }
 
 
@@ -140,27 +167,30 @@ def _median(values: list[float]) -> float:
     return round(statistics.median(values), 1)
 
 
+def _addresses(job_root: str) -> dict[str, str]:
+    """Returns the address of each page, below those of the server."""
+    newest = open_root(job_root).head().checkpoint_id
+    return {name: f"#/{visit.address.format(id=job_at(job_root).id, newest=newest)}" for name, visit in VISITS.items()}
+
+
 def _of_one_server(browser: Browser, job_root: str, loads: int) -> dict[str, Figures]:
     """Loads each page several times, once the server knows all of the history."""
-    id = job_at(job_root).id
+    id, addresses = job_at(job_root).id, _addresses(job_root)
     with served(job_root) as (url, _):
         with httpx.Client(base_url=url, timeout=60) as client:
             while not client.get(f"api/v1/jobs/{id}").json()["history_complete"]:
                 pass
-        return {
-            name: _measured(browser, f"{url}/#/{visit.address.format(id=id)}", visit, loads)
-            for name, visit in VISITS.items()
-        }
+        return {name: _measured(browser, f"{url}/{addresses[name]}", visit, loads) for name, visit in VISITS.items()}
 
 
 def _of_new_servers(browser: Browser, job_root: str, loads: int) -> dict[str, Figures]:
     """Loads each page several times, each time by a server that has not read the history."""
-    id, pages = job_at(job_root).id, dict[str, Figures]()
+    addresses, pages = _addresses(job_root), dict[str, Figures]()
     for name, visit in VISITS.items():
         pages[name] = {}
         for _ in range(loads):
             with served(job_root) as (url, _process):
-                found = _measured(browser, f"{url}/#/{visit.address.format(id=id)}", replace(visit, acts={}), loads=1)
+                found = _measured(browser, f"{url}/{addresses[name]}", replace(visit, acts={}), loads=1)
             for what, milliseconds in found.items():
                 pages[name].setdefault(what, []).extend(milliseconds)
     return pages

@@ -27,7 +27,7 @@ import httpx
 from msgspec.structs import replace
 
 from benchmarks.results import write_result
-from stateflow.checkpoint.history import write_action, write_records
+from stateflow.checkpoint.history import RUN_START, record_run, write_action, write_records
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import (
@@ -36,20 +36,41 @@ from stateflow.checkpoint.log.documents import (
     Manifest,
     OperatorMetrics,
     OperatorState,
+    Origin,
+    Savepoint,
     SinkMetrics,
     SourcePosition,
     Spread,
 )
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
-from stateflow.checkpoint.log.manifest_files import write_manifest
+from stateflow.checkpoint.log.manifest_files import seal, write_manifest
 from stateflow.checkpoint.log.transitions import Commit
+from stateflow.checkpoint.savepoints.catalog import VERSION
 from stateflow.clock import SystemClock
+from stateflow.environment import StreamExecutionEnvironment, declare
+from stateflow.outputs import encode_json
+from stateflow.runtime.planning.explain import explain_job
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import MemoryStorage, Storage, open_storage
-from stateflow.storage.paths import DATA, FORMAT, HISTORY, data_folder, log_entry
+from stateflow.storage.paths import (
+    DATA,
+    FORMAT,
+    HISTORY,
+    RUN_FILES,
+    SAVEPOINT,
+    SAVEPOINTS,
+    data_folder,
+    log_entry,
+    savepoint_folder,
+)
+from stateflow.testing.sinks import FolderSink
 from tests.servers.running import s3_server
+from tests.support.local_jobs import Growing
+from tests.ui.pages_job import Row, Sum
 
 OPERATORS, RETAINED, PENDING = 5, 40, 10
+SAVED = ("before", "after")
+"""The names of the savepoints."""
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -100,23 +121,30 @@ class SyntheticJob:
 
     def __init__(self, storage: Storage, size: Size) -> None:
         self.root = JobRoot.create_or_open(storage, SystemClock(), NewJob("flights", 1024, {}), "benchmark:1")
-        self.size = size
-        self.head = self.root.claim()
+        self.size, self.graph = size, _graph()
         self.pending: list[CheckpointRecord] = []
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self.head = self.root.claim()
+        record_run(self.root.storage, _start(self.head), Path(__file__).read_bytes(), self.graph)
 
     def fill(self) -> None:
-        """Makes all checkpoints; those before the retained ones without subtasks."""
+        """Makes all checkpoints, those before the retained ones without subtasks, and savepoints of the last two."""
         for number in range(self.size.checkpoints):
             self.commit(0 if number < self.size.checkpoints - RETAINED else self.size.subtasks // OPERATORS)
             if number % 250 == 0:
                 write_action(self.root.storage, _savepoint(self.head.entry.seq), self.root.clock.new_id())
+        for name, ref in zip(SAVED, self.root.checkpoints.list_kept(self.head)[-2:], strict=True):
+            data, _ = seal(_savepoint_of(name, ref.id, self.root.checkpoints.manifest_of(ref)))
+            self.root.storage.put_new(f"{savepoint_folder(name)}{SAVEPOINT}", data)
 
     def commit(self, parallelism: int) -> None:
         """Makes a checkpoint; stores the records of ten at once, as a run does."""
         root, of_run = self.root, self.size.checkpoints_of_run
         ordinal = self.head.entry.ordinal + 1
         if of_run and ordinal % of_run == 0:
-            self.head = root.claim()
+            self._begin_run()
         entry = self.head.entry
         record = _record(entry.generation, ordinal, self.size.subtasks // OPERATORS)
         if of_run:
@@ -126,7 +154,9 @@ class SyntheticJob:
             generation=entry.generation,
             ordinal=ordinal,
             operators=[_operator(number, parallelism) for number in range(OPERATORS if parallelism else 0)],
-            sources=[SourcePosition(uid="flights", description="folder /data", offset=f'{{"logOffset":{ordinal}}}')],
+            sources=[
+                SourcePosition(uid="flights", description="CollectionSource[Row]", offset=f'{{"logOffset":{ordinal}}}')
+            ],
             full_bytes=record.full_bytes,
             record=record,
             history=self.pending,
@@ -147,15 +177,29 @@ class SyntheticJob:
         keys = [FORMAT, log_entry(self.head.entry.seq), *sorted(kept)]
         # The lists of retained checkpoints are beside the manifests.
         lists = [blob.key for blob in source.list(DATA) if "/retained-" in blob.key][-10 * RETAINED :]
-        for key in (*keys, *lists, *(blob.key for blob in source.list(HISTORY))):
+        described = [blob.key for area in (HISTORY, RUN_FILES, SAVEPOINTS) for blob in source.list(area)]
+        for key in (*keys, *lists, *described):
             storage.put_new(key, source.get(key))
 
     def at(self, storage: Storage) -> SyntheticJob:
         """Returns the same job in another storage, which has a copy."""
         other = SyntheticJob.__new__(SyntheticJob)
         other.root, other.size = JobRoot.open(storage, SystemClock(), "benchmark:1"), self.size
-        other.head, other.pending = other.root.head(), list(self.pending)
+        other.head, other.pending, other.graph = other.root.head(), list(self.pending), self.graph
         return other
+
+
+def _build(env: StreamExecutionEnvironment) -> None:
+    stream = env.from_source(Growing([], Row), uid="flights")
+    for number in range(OPERATORS):
+        stream = stream.key_by("key").process(Sum(), output=Row, uid=f"operator-{number}")
+    stream.sink_to(FolderSink("/data/totals"), uid="totals")
+
+
+def _graph() -> bytes:
+    """Returns the graph of the job, as its runs store it."""
+    env, settings = declare(_build, "flights", ())
+    return encode_json(explain_job(env.graph, settings, on_spark=False, with_states=False)).encode()
 
 
 def _operator(number: int, parallelism: int) -> OperatorState:
@@ -208,6 +252,43 @@ def _record(generation: int, ordinal: int, subtasks: int) -> CheckpointRecord:
     )  # fmt: skip
 
 
+def _start(head: Head) -> ActionRecord:
+    return ActionRecord(
+        seq=head.entry.generation,
+        kind=RUN_START,
+        ended_at=_START.isoformat(timespec="milliseconds"),
+        by="airflow-user:uma",
+        reason="scheduled__2026-01-01T00:00:00",
+        duration_ms=1234.5,
+        facts={
+            "run": head.entry.runs,
+            "checkpoint_id": head.checkpoint_id or None,
+            "driver": "host-1:12345",
+            "parallelism": 100,
+            "job_file": "pages.py",
+        },
+    )
+
+
+def _savepoint_of(name: str, checkpoint: int, manifest: Manifest) -> Savepoint:
+    at = _START.isoformat(timespec="milliseconds")
+    return Savepoint(
+        version=VERSION,
+        id=f"{checkpoint:032x}",
+        name=name,
+        origin=Origin.MANUAL,
+        made_at=at,
+        committed_at=at,
+        by="airflow-user:uma",
+        job="flights",
+        job_uuid=manifest.job_uuid,
+        max_parallelism=1024,
+        checkpoint_id=checkpoint,
+        manifest=manifest,
+        sinks={},
+    )
+
+
 def _savepoint(seq: int) -> ActionRecord:
     return ActionRecord(
         seq=seq,
@@ -249,7 +330,7 @@ def _measured(job: SyntheticJob, storage: Storage, address: str, size: Size) -> 
             while not client.get(one).json()["history_complete"]:
                 time.sleep(0.05)
             whole = time.perf_counter() - began
-        pages = _pages(one, running.head.checkpoint_id)
+        pages = _pages(one, running.head)
         worked = _cpu_seconds(process.pid)
         with _committing(running) as commits:
             samples = asyncio.run(_users(url, pages, size))
@@ -285,18 +366,24 @@ def _percentile(values: Sequence[float], percent: int) -> float:
     return round(statistics.quantiles(values, n=100)[percent - 1] if len(values) > 1 else values[0], 1)
 
 
-def _pages(one: str, newest: int) -> dict[str, str]:
-    cursor_free = f"{one}/points"
+def _pages(one: str, newest: Head) -> dict[str, str]:
+    at = newest.checkpoint_id
     return {
         "jobs": "api/v1/jobs",
         "state": one,
-        "points": cursor_free,
-        "points-filtered": f"{cursor_free}?retained=true",
+        "points": f"{one}/points",
+        "points-filtered": f"{one}/points?retained=true",
         "timeline": f"{one}/timeline",
-        "checkpoint": f"{one}/checkpoints/{newest - 2}",
-        "old-checkpoint": f"{one}/checkpoints/{newest // 2}",
+        "checkpoint": f"{one}/checkpoints/{at - 2}",
+        "old-checkpoint": f"{one}/checkpoints/{at // 2}",
+        "graph": f"{one}/graph",
+        "run": f"{one}/runs/{newest.entry.generation}",
+        "restore-plan": f"{one}/restore-plan?target={at - 2}",
         "savepoints": f"{one}/savepoints",
+        "savepoint-diff": f"{one}/savepoint-diff?from={SAVED[0]}&to={SAVED[1]}",
+        "retention-preview": f"{one}/retention-preview?retain=10&savepoints=1",
         "journal": "api/v1/journal",
+        "journal-of-job": f"{one}/journal",
     }
 
 
@@ -335,8 +422,10 @@ def served(address: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "stateflow", "ui", "--job-root", address, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1], process
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield process.stdout.readline().split()[-1], process
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager
