@@ -244,7 +244,9 @@ def test_dags_and_fields_that_a_guide_names_exist(dags: dict[str, Any], guide: s
     titles = {schema.get(shown) for schema in schemas for shown in ("title", "section")}
     shown = set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", text)) - _AIRFLOWS_OWN
     pages = _texts_of_pages()
-    on_pages = {name for name in shown if re.search(rf"""["'`>]\s*(?:[1-9?✓✗]\.? )?{re.escape(name)}\s*["'`<]""", pages)}
+    on_pages = {
+        name for name in shown if re.search(rf"""["'`>]\s*(?:[1-9?✓✗]\.? )?{re.escape(name)}\s*["'`<]""", pages)
+    }
     assert shown and shown - on_pages <= titles
 
 

@@ -19,7 +19,15 @@ from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
 from stateflow.checkpoint.history import flush_pending_records, write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import ActionRecord, PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
+from stateflow.checkpoint.log.documents import (
+    ActionRecord,
+    LogEntry,
+    PublishedOutput,
+    RestoreFacts,
+    Rewind,
+    SinkIntent,
+    SinkMode,
+)
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import Adoption
@@ -124,8 +132,8 @@ def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
     failpoints.hit("restore.intent")
-    if completed_head.entry.rewind is not None:
-        record_replaced(root, completed_head.entry.rewind, adopted.entry.seq)
+    # What the new intent replaces.
+    _record(root, completed_head.entry, {"replaced_by_seq": adopted.entry.seq})
     return complete_rewind(root, job.sinks, adopted, planned_now=True)
 
 
@@ -417,7 +425,7 @@ def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head, plan
         published[uid] = _rewind_table(sinks[uid], rewind, root, planned_now)
         report_restored_table(root.storage, rewind.seq, uid)
     failpoints.hit("rewind.tables")
-    _record(root, rewind)
+    _record(root, head.entry)
     failpoints.hit("rewind.recorded")
     head = root.finish_rewind(head, published)
     failpoints.hit("rewind.done")
@@ -425,26 +433,20 @@ def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head, plan
     return head
 
 
-def record_replaced(root: JobRoot, rewind: Rewind, by: int) -> None:
-    """Adds a restore to the history that was not completed, because the intent of entry `by` replaces it.
-
-    Args:
-        by: sequence number of the CLAIM with the newer intent.
-    """
-    _record(root, rewind, {"replaced_by_seq": by})
-
-
-def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, object] = MappingProxyType({})) -> None:
-    """Writes the history record of a rewind.
+def _record(root: JobRoot, entry: LogEntry, more: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Writes the history record of the restore whose intent an entry has; of none if it has none.
 
     It is written before the log's entry that completes the rewind, so that a kill in between loses no record: the next
     start writes it again, under the same name.
     """
-    facts = rewind.restore
-    if facts is None:
+    rewind = entry.rewind
+    if rewind is None or rewind.restore is None:
         return
+    facts = rewind.restore
     parent_job, _, parent_job_uuid = facts.of_job.rpartition(" ")
-    kept = sorted(uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP)
+    # A sink that the job does not have keeps its rows too, and may come back.
+    left = entry.published.keys() - rewind.sinks.keys()
+    kept = sorted(left | {uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP})
     now = root.clock.now()
     took = now - datetime.fromisoformat(facts.at)
     record = ActionRecord(
