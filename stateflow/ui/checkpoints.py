@@ -163,7 +163,7 @@ def summary_of(entry: CheckpointEntry) -> CheckpointSummary:
         rows_in=record.rows_in,
         increment_bytes=record.increment_bytes,
         full_bytes=record.full_bytes,
-        live_bytes=live_bytes_of(record),
+        live_bytes=live_bytes_of(record.operators.values()),
         undone=entry.undone,
         retained=entry.retained,
         integrity=entry.integrity,

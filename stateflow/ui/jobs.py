@@ -10,14 +10,7 @@ from typing import NamedTuple
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, Integrity
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import (
-    COMPLETED,
-    CheckpointRecord,
-    Manifest,
-    PublishedOutput,
-    SinkMetrics,
-    total_of,
-)
+from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, PublishedOutput, SinkMetrics
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, live_bytes_of
 from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
@@ -168,6 +161,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     checkpoint = position.head.checkpoint if position else None
     description = position.description if position else None
     backlog = position.backlog.backlog if position and position.backlog else None
+    operators = position.manifest.operators if position and position.manifest else []
     sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
     newest = _newest_checkpoint(snapshot) if snapshot else None
     savepoint = last_savepoint(snapshot) if snapshot else None
@@ -183,7 +177,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         label=description.label if description else "",
         committed_at=checkpoint.at if checkpoint else "",
         full_bytes=position.manifest.full_bytes if position and position.manifest else None,
-        live_bytes=_live_bytes(position.manifest) if position and position.manifest else None,
+        live_bytes=live_bytes_of(each for operator in operators for each in operator.subtasks),
         state_sizes=sizes,
         backlog=backlog,
         backlog_unknown="" if backlog else not_measured(job.job_root),
@@ -196,11 +190,6 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     )
 
 
-def _live_bytes(manifest: Manifest) -> int | None:
-    sizes = [subtask.live_bytes for operator in manifest.operators for subtask in operator.subtasks]
-    return total_of(sizes) if sizes else None
-
-
 def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
     found = 0
     for point in reversed(snapshot.points):
@@ -209,7 +198,8 @@ def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
             return
         if isinstance(record, CheckpointRecord) and record.status == COMPLETED and not snapshot.is_undone(point):
             found += 1
-            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes, live_bytes_of(record))
+            live_bytes = live_bytes_of(record.operators.values())
+            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes, live_bytes)
 
 
 def _newest_checkpoint(snapshot: Snapshot) -> CheckpointEntry | None:
