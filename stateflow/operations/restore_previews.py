@@ -18,6 +18,8 @@ from stateflow.checkpoint.log.documents import (
     CheckpointRecord,
     PublishedOutput,
     SinkMode,
+    disposed_savepoints,
+    is_outside,
 )
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_sizes
@@ -83,9 +85,9 @@ class KnownHistory:
             checkpoints: ids of the checkpoints.
             job_root: URI of the job root.
         """
-        disposed = {a.text("savepoint_id") for a in self.actions if a.kind == "dispose"}
+        disposed = disposed_savepoints(self.actions)
         made = [
-            (a, (a.text("path") or f"{job_root}/").startswith(f"{job_root.rstrip('/')}/"))
+            (a, not is_outside(a, job_root))
             for a in self.actions
             if a.kind == SAVEPOINT_RECORD and a.seq in checkpoints and a.text("savepoint_id") not in disposed
         ]
@@ -261,7 +263,7 @@ class _RecordedFacts:
             mode=mode,
             table_id=known.table_id,
             table=None,
-            current_version=known.version if known.version >= 0 else None,
+            current_version=known.known_version,
             read=False,
             rows_removed=rows,
             rows_returned=rows,

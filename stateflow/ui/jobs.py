@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, Integrity
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, PublishedOutput, SinkMetrics
+from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, SinkMetrics
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, live_bytes_of
 from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
@@ -247,20 +247,13 @@ def sinks_at(head: Head, record: CheckpointRecord | None, graph: JobExplanation 
     published, pending, metrics = head.entry.published, pending_of(head), record.sinks if record else {}
     return {
         uid: SinkStatus(
-            position=_sink_position(published.get(uid)),
+            position=SinkPosition.of(published[uid]) if uid in published else SinkPosition("", None, 0),
             description=described.get(uid, ""),
             metrics=metrics.get(uid),
             pending_checkpoint_ids=tuple(each.checkpoint_id for each in pending if each.sink == uid),
         )
         for uid in sorted({*published, *metrics, *(each.sink for each in pending)})
     }
-
-
-def _sink_position(published: PublishedOutput | None) -> SinkPosition:
-    if published is None:
-        return SinkPosition("", None, 0)
-    version = published.version if published.version >= 0 else None
-    return SinkPosition(published.table_id, version, published.checkpoint_id)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from stateflow.ui.checkpoints import (
     OperatorStatus,
     SourceStatus,
     find_point,
+    generation_of,
     no_checkpoint,
     operators_at,
     sources_at,
@@ -439,11 +440,11 @@ def _starts_by_distance(snapshot: Snapshot, generation: int) -> list[ActionRecor
     return list(by_graph.values())[:_MOST_GRAPHS]
 
 
-def _generation_of(entry: Entry | None, manifest: Manifest | None) -> int:
+def _made_by(entry: Entry | None, manifest: Manifest | None) -> int:
     """Returns the generation of the run or restore that made a checkpoint; 0 if it is not known."""
-    if isinstance(entry, CheckpointEntry):
-        return entry.record.generation
-    return entry.record.seq if entry is not None else manifest.generation if manifest is not None else 0
+    if entry is not None:
+        return generation_of(entry.record)
+    return manifest.generation if manifest is not None else 0
 
 
 def _generation_of_graph(snapshot: Snapshot, entry: Entry | None, made_by: int) -> int:
@@ -474,7 +475,7 @@ def graph_page(
         graph_generation=stored.start.seq if stored.start else 0,
         graph_run=stored.start.number("run") if stored.start else None,
         checkpoint_id=checkpoint_id,
-        checkpoint_generation=_generation_of(entry, found),
+        checkpoint_generation=_made_by(entry, found),
         checkpoint_run=record.run if record else None,
         operators=operators_at(found, record),
         watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
@@ -527,7 +528,7 @@ class RunEndpoints:
         manifest = await self._roots.read_manifest(job, snapshot, ref) if ref else None
         generation = position.head.entry.generation
         if wanted:
-            made_by = _generation_of(entry, manifest.value if manifest else None)
+            made_by = _made_by(entry, manifest.value if manifest else None)
             generation = _generation_of_graph(snapshot, entry, made_by)
         graph = await self._graphs.read(job, snapshot, generation)
         states = [state_of(graph), str(graph.value and graph.value.start and graph.value.start.seq)]
