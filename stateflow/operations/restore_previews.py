@@ -25,15 +25,14 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_sizes
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.restore.plan_document import (
-    PRINTED,
     Replay,
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SinkKind,
     SourceAction,
     count_replay,
     is_run_open,
-    kind_of_sink,
 )
 from stateflow.checkpoint.restore.targets import TargetLimits
 from stateflow.clock import parse_timestamp
@@ -225,9 +224,9 @@ def declared_graph(graph: JobExplanation, max_parallelism: int) -> DeclaredGraph
     )
 
 
-def _kinds_of(graph: JobExplanation) -> dict[str, str]:
-    """Returns what each sink writes to, by its uid; see `SinkChange.kind`."""
-    return {sink.uid: kind_of_sink(sink.sink) for chain in _chains_of(graph) for sink in chain.sinks}
+def _kinds_of(graph: JobExplanation) -> dict[str, SinkKind]:
+    """Returns the kind of each sink, by its uid."""
+    return {sink.uid: SinkKind.of(sink.sink) for chain in _chains_of(graph) for sink in chain.sinks}
 
 
 def _chains_of(graph: JobExplanation) -> list[ChainExplanation]:
@@ -241,7 +240,7 @@ class _RecordedFacts:
     checked: CheckedTarget
     options: RestoreOptions
     known: KnownHistory
-    kinds: Mapping[str, str]
+    kinds: Mapping[str, SinkKind]
 
     def plan_sinks(self, mode: SinkMode) -> list[SinkChange]:
         published = self.checked.head.entry.published
@@ -255,7 +254,7 @@ class _RecordedFacts:
     def _change_of(self, uid: str, mode: SinkMode, known: PublishedOutput) -> SinkChange:
         # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this can only be told
         # if it has nothing after the target; only the job file tells whether a function refuses the restore.
-        stays = mode is SinkMode.KEEP or self.kinds[uid] == PRINTED
+        stays = mode is SinkMode.KEEP or self.kinds[uid] is SinkKind.PRINTED
         rows = 0 if stays or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(
             uid=uid,

@@ -29,9 +29,24 @@ export interface Rows {
   most: number | null;
 }
 
+/** What a restore cannot take back from a sink, by its kind; null if it removes rows. */
+const STAYING: Record<SinkChange["kind"], string | null> = {
+  table: null,
+  topic: null,
+  files: null,
+  "standard output": "printed rows stay",
+  function: "the function has received its rows",
+  sink: null,
+};
+
+/** Why a restore removes nothing of a sink that does not keep its content; null for other sinks. */
+export function stayingText({ kind }: Pick<SinkChange, "kind">): string | null {
+  return STAYING[kind];
+}
+
 /** Whether the restore removes nothing of a sink: rows that were printed, or given to a function, remain. */
-export function staysAsItIs({ mode, kind }: Pick<SinkChange, "mode" | "kind">): boolean {
-  return mode === "keep" || kind === "standard output" || kind === "function";
+export function staysAsItIs(sink: Pick<SinkChange, "mode" | "kind">): boolean {
+  return sink.mode === "keep" || stayingText(sink) !== null;
 }
 
 /** Rows that the restore removes from a sink: without its table, at most those that the history says it has written since. */

@@ -204,30 +204,38 @@ class SourceChange(Document, frozen=True, kw_only=True):
     """Its uid in the target if that differs."""
 
 
-UNKNOWN_KIND = "sink"
-PRINTED = "standard output"
-_CALLED = "function"
+class SinkKind(StrEnum):
+    """Kinds of sinks, by where they write to."""
+
+    TABLE = "table"
+    TOPIC = "topic"
+    FILES = "files"
+    PRINTED = "standard output"
+    FUNCTION = "function"
+    UNKNOWN = "sink"
+    """A sink of another class."""
+
+    @classmethod
+    def of(cls, name: str) -> SinkKind:
+        """Returns the kind of a sink by the name of its class."""
+        return _KINDS.get(name, cls.UNKNOWN)
+
+
 _KINDS = {
-    **dict.fromkeys(("DeltaSink", "IcebergSink", "PostgresSink"), "table"),
-    "KafkaSink": "topic",
-    "FileSink": "files",
-    "PrintSink": PRINTED,
-    "ForeachBatchSink": _CALLED,
+    **dict.fromkeys(("DeltaSink", "IcebergSink", "PostgresSink"), SinkKind.TABLE),
+    "KafkaSink": SinkKind.TOPIC,
+    "FileSink": SinkKind.FILES,
+    "PrintSink": SinkKind.PRINTED,
+    "ForeachBatchSink": SinkKind.FUNCTION,
 }
-
-
-def kind_of_sink(name: str) -> str:
-    """Returns what a sink writes to, by the name of its class."""
-    return _KINDS.get(name, UNKNOWN_KIND)
 
 
 class SinkChange(Document, frozen=True, kw_only=True):
     """The current and the restored version of one sink's table."""
 
     uid: str
-    kind: str = UNKNOWN_KIND
-    """What it writes to: ``table``, ``topic``, ``files``, ``standard output`` or ``function``; ``sink`` if that is not
-    known."""
+    kind: SinkKind = SinkKind.UNKNOWN
+    """What it writes to; ``sink`` if that is not known."""
     mode: SinkMode
     table_id: str
     table: str | None
@@ -533,7 +541,7 @@ def cautions(plan: RestorePlan) -> list[Caution]:
 
 
 def _name_of(sink: SinkChange) -> str:
-    return f"sink {sink.uid}" if sink.kind == UNKNOWN_KIND else f"{sink.kind} of {sink.uid}"
+    return f"sink {sink.uid}" if sink.kind is SinkKind.UNKNOWN else f"{sink.kind} of {sink.uid}"
 
 
 def _kept_tables(plan: RestorePlan) -> list[Caution]:
@@ -545,7 +553,7 @@ def _kept_tables(plan: RestorePlan) -> list[Caution]:
     if not kept:
         return []
     if len(kept) == len(plan.sinks):
-        what = "tables" if all(s.kind == "table" for s in kept) else "sinks"
+        what = "tables" if all(s.kind is SinkKind.TABLE for s in kept) else "sinks"
         text = f"{what} keep their content: {_WRITTEN_AGAIN.format('them')}{follow.replace('it has', 'they have')}"
         return [Caution("", text)]
     return [Caution(_name_of(s), f"kept: {_WRITTEN_AGAIN.format('it')}{follow}") for s in kept]
@@ -610,7 +618,7 @@ def describe_replay(plan: RestorePlan) -> str:
 
 def _stays(sink: SinkChange) -> bool:
     """Returns whether a restore removes no rows of a sink: those that were printed, or given to a function, remain."""
-    return sink.mode is SinkMode.KEEP or sink.kind in (PRINTED, _CALLED)
+    return sink.mode is SinkMode.KEEP or sink.kind in (SinkKind.PRINTED, SinkKind.FUNCTION)
 
 
 def _describe_undone(plan: RestorePlan) -> str:

@@ -31,12 +31,12 @@ from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SinkKind,
     SinkLeft,
     SourceAction,
     SourceChange,
     StateChange,
     is_run_open,
-    kind_of_sink,
     replay_since,
     state_changes,
 )
@@ -575,7 +575,7 @@ def _sink_change(context: RestoreContext, sink: BoundSink, table_id: str, mode: 
     rewind = None if mode is SinkMode.KEEP else context.plan_rewind(sink.uid, table)
     change = SinkChange(
         uid=sink.uid,
-        kind=kind_of_sink(type(sink.sink).__name__),
+        kind=SinkKind.of(type(sink.sink).__name__),
         mode=mode,
         table_id=table_id,
         table=sink.location or None,

@@ -22,6 +22,7 @@ from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SinkKind,
     SinkLeft,
     SourceAction,
     SourceChange,
@@ -33,7 +34,6 @@ from stateflow.checkpoint.restore.plan_document import (
     differing_parts,
     expected_plan_of,
     is_outdated,
-    kind_of_sink,
     rows_removed_text,
 )
 from stateflow.checkpoint.restore.targets import is_at_or_before, resolve_target
@@ -83,7 +83,7 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
         (_plan(sinks=[_sink(SinkMode.KEEP)]), [""]),
         (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["sink topic"]),
         (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["sink out"]),
-        (_plan(sinks=[msgspec.structs.replace(_sink(others=("x",)), kind="table")]), ["table of out"]),
+        (_plan(sinks=[msgspec.structs.replace(_sink(others=("x",)), kind=SinkKind.TABLE)]), ["table of out"]),
         (_plan(sinks=[UNREAD, _sink(SinkMode.KEEP, uid="topic")], sources=[_source(True)]), ["sink out", "sink topic"]),
         # The log shows that nothing of it is removed.
         (_plan(sinks=[msgspec.structs.replace(UNREAD, rows_removed=0)], sources=[_source(True)]), []),
@@ -109,7 +109,7 @@ def test_each_risk_is_a_caution(plan: RestorePlan, about: list[str]) -> None:
 def test_rows_that_cannot_be_removed_are_announced_as_staying(sink: type[Sink], read: bool) -> None:
     staying = SinkChange(
         uid="told",
-        kind=kind_of_sink(sink.__name__),
+        kind=SinkKind.of(sink.__name__),
         mode=SinkMode.RESTORE,
         table_id="t",
         table=None,

@@ -1124,7 +1124,8 @@ export interface components {
         /** @description The current and the restored version of one sink's table. */
         SinkChange: {
             uid: string;
-            kind: string;
+            /** @enum {unknown} */
+            kind: "table" | "topic" | "files" | "standard output" | "function" | "sink";
             /** @enum {unknown} */
             mode: "restore" | "keep";
             table_id: string;
