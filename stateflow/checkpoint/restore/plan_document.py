@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from stateflow.checkpoint.history import read_history, read_pending_records
 from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor, lineage_of, lineage_ranges
@@ -347,8 +348,35 @@ class RestorePlan(Document, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """A hash that identifies this plan in a request's id."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+        """A hash of what is executed and what its approver decides on, for the id of a request."""
+        return hashlib.sha256(msgspec.json.encode(_decided(self), order="deterministic")).hexdigest()[:32]
+
+
+ONLY_SHOWN: Mapping[type[Document], Set[str]] = {
+    SinkChange: {"kind", "rows_written_since"},
+    StateChange: {"current_bytes", "current_parallelism"},
+}
+"""Fields of a plan that help to read it: neither is it executed by them, nor do they say what it changes or loses."""
+
+
+def _decided(value: object) -> object:
+    """Returns what a digest has of a part of a plan.
+
+    A field with its default is left out: a version of stateflow that adds a field has the same digest of an earlier
+    version's plan, which may have been approved before an upgrade.
+    """
+    if isinstance(value, list | tuple):
+        return [_decided(each) for each in value]
+    if not isinstance(value, Document):
+        return value
+    shown = ONLY_SHOWN.get(type(value), set())
+    found = {each.name: (each, getattr(value, each.name)) for each in msgspec.structs.fields(value)}
+    return {n: _decided(own) for n, (field, own) in found.items() if n not in shown and own != _default_of(field)}
+
+
+def _default_of(field: FieldInfo) -> object:
+    # NODEFAULT equals no value of a field.
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 LARGEST_DIFFERENCE = 64_000

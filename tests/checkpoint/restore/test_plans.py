@@ -13,9 +13,10 @@ from stateflow.api.sink import PrintSink, Sink
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import ABORTED, ActionRecord, Ancestry, CheckpointRecord, RestoreStep, SinkMode
 from stateflow.checkpoint.restore import plan_document
-from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
+from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind, StateMove
 from stateflow.checkpoint.restore.plan_document import (
     LARGEST_DIFFERENCE,
+    ONLY_SHOWN,
     GraphPlan,
     PlanPart,
     Replay,
@@ -40,6 +41,7 @@ from stateflow.checkpoint.restore.targets import is_at_or_before, resolve_target
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.connectors.foreach_batch import ForeachBatchSink
 from stateflow.errors import ConfigError
+from stateflow.outputs import output_classes
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.checkpoint.records import record
 
@@ -285,3 +287,70 @@ def test_an_expected_plan_is_compared_part_by_part() -> None:
     for wrong in ("x", "target=1", f"{expected},", f"other={'0' * 12}", f"{expected} "):
         with pytest.raises(ConfigError):
             differing_parts(plan, wrong)
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+DECIDED: dict[type, str] = {
+    RestorePlan: "job job_uuid head_seq generation ordinal checkpoint_id target target_label target_checkpoint_id "
+    "target_committed_at target_sha256 savepoint_path savepoint_made_at undone foreign parent_job parent_job_uuid "
+    "claim_mode mode parallelism operators states sources sinks left dropped_checkpoint_ids saved rows_again "
+    "checkpoints_after run_open graph made_at job_file job_file_changed_at code_hash code_difference "
+    "job_file_difference",
+    GraphPlan: "maps sources drop positions_at moves dropped old_max_parallelism max_parallelism",
+    StateMove: "kind old old_state new new_state",
+    DroppedState: "kind uid state",
+    StateChange: "uid action target_bytes olds target_parallelism",
+    SourceChange: "uid current_offset target_offset available files action old",
+    SinkChange: "uid mode table_id table current_version target_version read rows_removed rows_returned others",
+    SinkLeft: "uid table_id checkpoint_id",
+    SavedCheckpoint: "checkpoint_id savepoint",
+}
+"""Fields that a digest has: an approval counts for no plan with another value. `ONLY_SHOWN` has the others."""
+
+
+def _digest_of_plan_with(part: Any) -> str:
+    graph = GraphPlan(moves=[part] * isinstance(part, StateMove), dropped=[part] * isinstance(part, DroppedState))
+    whole = {RestorePlan: lambda: part, GraphPlan: lambda: _plan(graph=part)}
+    lists = {StateChange: "states", SourceChange: "sources", SinkChange: "sinks", SinkLeft: "left"}
+    name = {**lists, SavedCheckpoint: "saved"}.get(type(part))
+    plan: RestorePlan = whole.get(type(part), lambda: _plan(graph=graph, **({name: [part]} if name else {})))()
+    return plan.digest
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        _plan(),
+        GraphPlan(),
+        StateMove(kind=StateKind.KEYED, old="a", old_state="s", new="b", new_state="s"),
+        DroppedState(kind=StateKind.KEYED, uid="a", state="s"),
+        STATES[0],
+        _source(True),
+        _sink(),
+        LEFT[0],
+        SAVED[0],
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_digest_has_each_field_that_is_executed_or_decided_on(part: msgspec.Struct) -> None:
+    assert set(DECIDED) == set(output_classes(RestorePlan))
+    names, decided = set(part.__struct_fields__), set(DECIDED[type(part)].split())
+    # A new field belongs to one of both.
+    assert names == decided | ONLY_SHOWN.get(type(part), set())
+    own = _digest_of_plan_with(part)
+    changed = {name: msgspec.structs.replace(part, **{name: ["other"]}) for name in names}
+    assert {name for name, other in changed.items() if _digest_of_plan_with(other) != own} == decided
+
+
+def test_a_plan_that_an_earlier_version_has_made_keeps_its_digest() -> None:
+    plan = _plan(sinks=[_sink()], sources=[_source(True)], states=STATES)
+    document = msgspec.to_builtins(plan)
+    # Fields that an earlier version did not have.
+    for part, names in (
+        (document, ("left", "undone", "job_file_difference")),
+        (document["sinks"][0], ("kind", "read")),
+    ):
+        for name in names:
+            del part[name]
+    assert msgspec.convert(document, RestorePlan).digest == plan.digest == "94b55110d807c3d92ac42162047edbfa"
