@@ -223,13 +223,15 @@ class SinkStatus:
 
     Attributes:
         position: the position of its table.
-        description: its kind with its target, as the newest stored graph has it; null if no run has stored a graph.
+        description: name of its class, as the newest stored graph has it; null if no run has stored a graph.
+        location: path or address that it writes to, from the same graph; null if that has none.
         metrics: what was published with the newest checkpoint; None if it had no output, or that was not recorded.
         pending_checkpoint_ids: the checkpoints whose output is not known to be published, oldest first.
     """
 
     position: Inline[SinkPosition]
     description: OptionalText
+    location: OptionalText
     metrics: SinkMetrics | None
     pending_checkpoint_ids: tuple[int, ...]
 
@@ -243,12 +245,13 @@ def sinks_at(head: Head, record: CheckpointRecord | None, graph: JobExplanation 
         graph: the newest stored graph.
     """
     chains = [chain for level in graph.levels for chain in level.chains] if graph else []
-    described = {sink.uid: sink.sink for chain in chains for sink in chain.sinks}
+    described = {sink.uid: sink for chain in chains for sink in chain.sinks}
     published, pending, metrics = head.entry.published, pending_of(head), record.sinks if record else {}
     return {
         uid: SinkStatus(
             position=SinkPosition.of(published[uid]) if uid in published else SinkPosition("", None, 0),
-            description=described.get(uid, ""),
+            description=described[uid].sink if uid in described else "",
+            location=described[uid].location if uid in described else "",
             metrics=metrics.get(uid),
             pending_checkpoint_ids=tuple(each.checkpoint_id for each in pending if each.sink == uid),
         )

@@ -173,8 +173,9 @@ def test_a_sink_has_its_position_its_target_and_what_the_newest_checkpoint_publi
         sink = sinks["out"]
         assert (sink["checkpoint_id"], sink["pending_checkpoint_ids"]) == (newest.checkpoint_id, [])
         assert sink["metrics"] == to_object(newest.sinks["out"]) and sink["metrics"]["rows"] == newest.rows_out["out"]
-        # Only a stored graph tells of the target.
-        assert (sink["description"] is not None) is is_described
+        # Only a stored graph has the target.
+        target = ("FolderSink", str(each.folder / "out")) if is_described else (None, None)
+        assert (sink["description"], sink["location"]) == target
 
 
 def test_output_that_is_not_known_to_be_published_is_shown_with_its_checkpoints(job: PagesJob) -> None:

@@ -1145,6 +1145,7 @@ export interface components {
             rows: string;
             from_uids: string[];
             delivery: string;
+            location: string | null;
         };
         /** @description A table with output after the target whose sink the job does not have; it stays unchanged. */
         SinkLeft: {
@@ -1171,6 +1172,7 @@ export interface components {
             version: number | null;
             checkpoint_id: number | null;
             description: string | null;
+            location: string | null;
             metrics: components["schemas"]["SinkMetrics"] | null;
             pending_checkpoint_ids: number[];
         };

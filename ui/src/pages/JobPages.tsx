@@ -1,11 +1,11 @@
-import { Box, Link as ChakraLink, Flex, Heading, Stack, Text } from "@chakra-ui/react";
+import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
 import { NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
-import { visible } from "../format";
 import { isMissing } from "../jobs";
 import { Boundary } from "../parts/Boundary";
 import { CheckpointDrawer } from "../parts/CheckpointDrawer";
+import { CopiedPath } from "../parts/Command";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
 import { PageLink, PagesAt } from "../parts/links";
@@ -49,9 +49,9 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         </Flex>
         {state.value !== null && (
           // Two jobs can have the same name.
-          <Text fontSize="sm" color="fg.muted" overflowWrap="anywhere" mt={-3}>
-            {visible(state.value.job_root)}
-          </Text>
+          <Box fontSize="sm" color="fg.muted" mt={-3}>
+            <CopiedPath text={state.value.job_root} what="path of the job root" />
+          </Box>
         )}
         <Tabs base={base} />
         <Routes>

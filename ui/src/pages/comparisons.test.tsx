@@ -35,7 +35,7 @@ const graph: GraphPage = {
             side_outputs: ["late"],
             states: [{ name: "total", kind: "value", key_type: null, value_type: "long", time_to_live: "3 d after each write" }],
             unknown_because: null,
-            sinks: [{ uid: "out", sink: HOSTILE, rows: "count", from_uids: ["count"], delivery: "exactly-once" }],
+            sinks: [{ uid: "out", sink: HOSTILE, rows: "count", from_uids: ["count"], delivery: "exactly-once", location: "s3://lake/out" }],
             relay: false,
             windows: null,
           },
@@ -112,7 +112,9 @@ it("shows the graph with sizes and keys, also as tables and by keyboard", async 
     nodes[0]?.focus();
   });
   await userEvent.setup().keyboard("{ArrowRight}{ArrowRight}{Enter}");
-  expect(screen.getByRole("region", { name: "Selected node" }).textContent).toContain(HOSTILE);
+  const selected = screen.getByRole("region", { name: "Selected node" });
+  expect(selected.textContent).toContain(`${HOSTILE} s3://lake/out`);
+  expect(within(selected).getByRole("button", { name: "Copy the location of out" })).toBeDefined();
   expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);
 });

@@ -187,14 +187,14 @@ it("shows what each operator of a checkpoint has done, and its subtasks, also of
 });
 
 it("shows where each sink stands, its target, and what it may lack", async () => {
-  const sink = { table_id: "t", version: 7, checkpoint_id: 12, description: HOSTILE, metrics: { rows: 20, written_bytes: 3000, files: 2, publish_ms: 60 }, pending_checkpoint_ids: [] };
-  const behind = { table_id: "u", version: null, checkpoint_id: null, description: null, metrics: null, pending_checkpoint_ids: [7, 8, 9, 10, 11, 12, 13] };
+  const sink = { table_id: "t", version: 7, checkpoint_id: 12, description: "DeltaSink", location: HOSTILE, metrics: { rows: 20, written_bytes: 3000, files: 2, publish_ms: 60 }, pending_checkpoint_ids: [] };
+  const behind = { table_id: "u", version: null, checkpoint_id: null, description: null, location: null, metrics: null, pending_checkpoint_ids: [7, 8, 9, 10, 11, 12, 13] };
   server.answers[job] = withDescription({ sinks: { out: sink, late: behind } });
   const { container } = open(`/${job}`);
   const table = await screen.findByRole("region", { name: "Sinks at the newest checkpoint" });
   const lacks = "Not known to be published";
-  expect(cellsOf(table, 1)).toEqual({ Sink: "out", "Writes to": HOSTILE, Version: "7", "Published up to": "checkpoint 12", Rows: "20", Size: "3 kB", Files: "2", Publication: "60 ms", [lacks]: "none" });
-  expect(cellsOf(table, 2)).toMatchObject({ "Writes to": "u", Version: "not known", "Published up to": "nothing yet", [lacks]: "checkpoint 9, checkpoint 10, checkpoint 11, checkpoint 12, checkpoint 13, and 2 before" });
+  expect(cellsOf(table, 1)).toEqual({ Sink: "out", "Writes to": `DeltaSink ${HOSTILE} Copy`, Version: "7", "Published up to": "checkpoint 12", Rows: "20", Size: "3 kB", Files: "2", Publication: "60 ms", [lacks]: "none" });
+  expect(cellsOf(table, 2)).toMatchObject({ "Writes to": "u ", Version: "not known", "Published up to": "nothing yet", [lacks]: "checkpoint 9, checkpoint 10, checkpoint 11, checkpoint 12, checkpoint 13, and 2 before" });
   expect(container.querySelector("img")).toBeNull();
 });
 
@@ -274,7 +274,7 @@ it("says that nobody needs a checkpoint only once all savepoints are known", asy
   const [restore] = timeline.actions;
   server.answers[`${job}/savepoints`] = { savepoints: [], older: false, elsewhere: [{ ...restore, kind: "savepoint", facts: { path: "s3://backup/weekly" } }], ...CURRENT };
   open(`/${job}?point=11`);
-  expect(await within(await needs()).findByText(/s3:\/\/backup\/weekly/)).toBeDefined();
+  expect(await within(await needs()).findByText("s3://backup/weekly")).toBeDefined();
   expect((await needs()).textContent).not.toContain("Nobody");
 });
 
@@ -494,6 +494,20 @@ it("says that a run is not known, and refuses an address that names none", async
   expect((await screen.findByRole("alert")).textContent).toContain("Not found");
   open(`/${job}/runs/x`);
   expect(await screen.findByText("This address names no run")).toBeDefined();
+});
+
+it("leads from the journal of all jobs to each savepoint, and copies its path", async () => {
+  const [restore] = timeline.actions;
+  const entry = { ...restore, id: "flights-2", job: "flights", kind: "savepoint", facts: { savepoint: "weekly", origin: "manual", path: "s3://backup/weekly" } };
+  server.answers.journal = { entries: [entry], jobs: [], next_cursor: null };
+  const { container } = open("/journal");
+  const table = await screen.findByRole("region", { name: "Journal" });
+  expect(within(table).getByRole("link", { name: "weekly" }).getAttribute("href")).toBe("/jobs/flights-2/savepoints?savepoint=weekly");
+  expect(cellsOf(table, 1)).toMatchObject({ Facts: "origin: manual s3://backup/weekly Copy" });
+  await expectAccessible(container);
+  const user = userEvent.setup();
+  await user.click(within(table).getByRole("button", { name: "Copy the path of weekly" }));
+  expect(await navigator.clipboard.readText()).toBe("s3://backup/weekly");
 });
 
 it("lists who asked and who approved, from where to where, with the rows that were removed", async () => {

@@ -1,6 +1,7 @@
 import { Text } from "@chakra-ui/react";
 import { type JobState, type Resource, type SavepointPage, useResource } from "../api";
 import { formatCount, visible } from "../format";
+import { FurtherFacts } from "./Facts";
 import { SavepointLink } from "./links";
 import { PersonName } from "./People";
 import { Section } from "./Section";
@@ -49,7 +50,7 @@ export function CheckpointNeeds({ address, job, id }: { address: string; job: Jo
           ))}
           {elsewhere.map(({ seq, facts }) => (
             <Text as="li" key={seq} overflowWrap="anywhere">
-              A savepoint outside of the job root has its state{typeof facts.path === "string" && `: ${visible(facts.path)}`}.
+              A savepoint outside of the job root has its state: <FurtherFacts facts={{ savepoint: facts.savepoint, path: facts.path }} />
             </Text>
           ))}
         </ul>

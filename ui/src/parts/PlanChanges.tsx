@@ -2,7 +2,7 @@ import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import type { RestorePlan, SinkChange, SourceChange } from "../api";
 import { counted, formatBytes, formatCount, offsetText, visible } from "../format";
 import { nounOf, type Rows, rowsRemoved, rowsRemovedFrom, rowsText, stayingText, staysAsItIs, sum } from "../losses";
-import { CopyButton } from "./Command";
+import { CopiedPath } from "./Command";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
 
@@ -142,14 +142,7 @@ function Sinks({ plan }: { plan: RestorePlan }) {
             <td>
               <Text fontWeight="semibold">{sink.uid}</Text>
               {sink.kind !== "table" && sink.kind !== "sink" && <Text fontSize="xs">{sink.kind}</Text>}
-              {sink.table !== null && (
-                <Flex gap={2} align="center" wrap="wrap">
-                  <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
-                    {visible(sink.table)}
-                  </Text>
-                  <CopyButton text={sink.table} what={`location of ${sink.uid}`} />
-                </Flex>
-              )}
+              {sink.table !== null && <CopiedPath text={sink.table} what={`location of ${sink.uid}`} size="cell" />}
             </td>
             <td>
               {sinkRemark(sink)}

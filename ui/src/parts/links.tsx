@@ -37,6 +37,11 @@ export function runPath(base: string, generation: number): string {
   return `${base}/runs/${generation}`;
 }
 
+/** The address of a savepoint of the job. */
+export function savepointPath(base: string, name: string): string {
+  return `${base}/savepoints?savepoint=${encodeURIComponent(name)}`;
+}
+
 /** The address of the page that answers the question of a DAG run. */
 export function approvalPath(base: string, dag: string, run: string): string {
   return `${base}/approval/${encodeURIComponent(run)}?dag=${encodeURIComponent(dag)}`;
@@ -75,7 +80,7 @@ export function CheckpointLink({ id, children }: { id: number; children?: ReactN
 /** A link to a savepoint of the job. */
 export function SavepointLink({ name }: { name: string }) {
   const base = useBase();
-  return <PageLink to={`${base}/savepoints?savepoint=${encodeURIComponent(name)}`}>{name}</PageLink>;
+  return <PageLink to={savepointPath(base, name)}>{name}</PageLink>;
 }
 
 /** A link to what a person did. */
