@@ -38,7 +38,7 @@ from stateflow.checkpoint.restore.targets import TargetLimits
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.helpers import DaemonExecutor
-from stateflow.operations.status import read_newest_manifest
+from stateflow.operations.status import read_newest_manifest, run_name
 from stateflow.outputs import utc_text
 from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, read_explanation
 from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest
@@ -297,7 +297,7 @@ class _RecordedFacts:
 
 def _check_run(head: Head) -> PlanCheck:
     if is_run_open(head):
-        text = f"generation {head.entry.generation} has not ended cleanly: it is running, was killed, or failed"
+        text = f"run {head.entry.runs} has not ended cleanly: it is running, was killed, or failed"
         return PlanCheck("no-run", False, text)
     return PlanCheck("no-run", True, "no run of the job is active")
 
@@ -321,13 +321,13 @@ def _check_newest(root: JobRoot, head: Head) -> PlanCheck:
 def _check_graph(head: Head, run: ActionRecord, known: KnownHistory) -> PlanCheck:
     """Returns whether the stored graph is the newest run's."""
     restores = {step.seq for step in head.entry.ancestry.restores}
-    runs = {record.generation for record in known.checkpoints} | ({head.entry.generation} - restores)
-    newest = max(runs, default=0)
+    runs = {record.generation: record.run for record in known.checkpoints}
+    if head.entry.generation not in restores:
+        runs[head.entry.generation] = head.entry.runs
+    newest, own = max(runs, default=0), run_name(run.number("run"), run.seq)
     if newest > run.seq:
-        text = f"the graph is of generation {run.seq}; generation {newest} has stored none"
-        return PlanCheck("graph", False, text)
-    text = f"the graph is of generation {run.seq}, the newest run; the job file may have changed since"
-    return PlanCheck("graph", True, text)
+        return PlanCheck("graph", False, f"the graph is of {own}; run {runs[newest]} has stored none")
+    return PlanCheck("graph", True, f"the graph is of {own}, the newest run; the job file may have changed since")
 
 
 def _check_files(checked: CheckedTarget) -> PlanCheck:

@@ -22,7 +22,7 @@ from stateflow.checkpoint.restore.plan_document import difference_of_texts
 from stateflow.errors import ConfigError
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, Entry
 from stateflow.operations.restore_previews import KnownHistory, read_run_graph
-from stateflow.operations.status import RunFailure
+from stateflow.operations.status import RunFailure, run_name
 from stateflow.outputs import EventTime, Inline, OptionalId, OptionalText, Person, Timestamp
 from stateflow.runtime.planning.explain import JobExplanation
 from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_of, state_of, version_of
@@ -138,7 +138,7 @@ def runs_of(snapshot: Snapshot, dag_ids: Collection[str] = ()) -> list[RunSummar
         {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
     )
     position, newest = snapshot.position, 0
-    if position is not None and position.description.run_open and position.description.has_run:
+    if position is not None and position.description.run_open and position.description.run:
         newest = position.head.entry.generation
         # It may be restoring the job, or have been killed meanwhile: only the log tells of it.
         starts.setdefault(newest, _claim_of(position.head.entry))
@@ -297,8 +297,8 @@ def run_page(
         difference = ""
     elif before is not None and found.own is not None and found.previous is not None:
         names = (
-            f"{before.text('job_file')} of {_name_of(before.number('run'), before.seq)}",
-            f"{run.job_file} of {_name_of(run.run, generation)}",
+            f"{before.text('job_file')} of {run_name(before.number('run'), before.seq)}",
+            f"{run.job_file} of {run_name(run.run, generation)}",
         )
         difference = difference_of_texts(found.previous, found.own, names)
     checkpoints = _checkpoints(snapshot, generation)
@@ -315,10 +315,6 @@ def run_page(
         job_file_difference=difference,
         freshness=freshness_of(snapshot, reading, *([files] if files else [])),
     )
-
-
-def _name_of(run: int | None, generation: int) -> str:
-    return f"the run of generation {generation}" if run is None else f"run {run}"
 
 
 def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:

@@ -160,6 +160,7 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
         assert runs[generation]["checkpoints"] == len(own)
         assert runs[generation]["rows_in"] == sum(r.rows_in for r in own)
     assert [run["generation"] for run in state["runs"]] == sorted(runs, reverse=True)
+    assert found["run"] == state["runs"][0]["run"]
     assert state["undone_count"] == len(records) - len(job.checkpoints)
 
 

@@ -154,8 +154,8 @@ _UNREAD = (
     "the restore removes, and whether it would undo what others have written"
 )
 _RUN_OPEN = (
-    "of the job has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes this "
-    "plan outdated; otherwise executing the plan ends it"
+    "the newest run has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes "
+    "this plan outdated; otherwise executing the plan ends it"
 )
 _CLAIMED = (
     "the job claims the savepoint, and deletes it once the restored state is no longer one of its retained checkpoints"
@@ -564,7 +564,7 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     if plan.claim_mode is ClaimMode.CLAIM:
         found.append(Caution("", f"{_CLAIMED}: {plan.savepoint_path}"))
     if plan.run_open:
-        found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
+        found.append(Caution("", _RUN_OPEN))
     return found + _lost_checkpoints(plan)
 
 

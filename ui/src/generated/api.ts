@@ -614,6 +614,7 @@ export interface components {
             code_hash: string | null;
             waiting: components["schemas"]["Waiting"][];
             progress: components["schemas"]["RunProgress"] | null;
+            run: number | null;
         };
         /** @description The physical plan of a job, as plain values. */
         JobExplanation: {
