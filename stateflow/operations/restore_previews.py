@@ -1,7 +1,7 @@
 """Plans of restores that are made without a job file, from the graph that the newest run has stored.
 
-Such a plan has what the log, the manifests and the history tell. What only the job's code knows, such as its tables
-and whether its sources still hold their input, is None: it is never guessed.
+Such a plan has the facts of the log, the manifests and the history. Facts that only the job's code has, such as its
+tables and whether its sources still hold their input, are None: they are never guessed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class PlanCheck:
     Attributes:
         name: its name.
         ok: whether it is met; None if that is not known.
-        text: what is known, in a sentence.
+        text: the known facts, in a sentence.
     """
 
     name: str
@@ -155,7 +155,7 @@ def preview_restore(root: JobRoot, request: PreviewRequest, known: KnownHistory)
 
     Args:
         root: the job root.
-        request: what is asked for.
+        request: the target and the options.
         known: the history of the job.
 
     Raises:
@@ -235,7 +235,7 @@ def _chains_of(graph: JobExplanation) -> list[ChainExplanation]:
 
 @dataclass(frozen=True)
 class _RecordedFacts:
-    """Facts of a plan that the log and the history tell."""
+    """Facts of a plan from the log and the history."""
 
     checked: CheckedTarget
     options: RestoreOptions
@@ -252,8 +252,8 @@ class _RecordedFacts:
         return changes
 
     def _change_of(self, uid: str, mode: SinkMode, known: PublishedOutput) -> SinkChange:
-        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this can only be told
-        # if it has nothing after the target; only the job file tells whether a function refuses the restore.
+        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this is only known
+        # if it has nothing after the target; only the job file shows whether a function refuses the restore.
         stays = mode is SinkMode.KEEP or self.kinds[uid] is SinkKind.PRINTED
         rows = 0 if stays or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(

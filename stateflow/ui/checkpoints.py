@@ -316,7 +316,7 @@ class CheckpointPage:
     """A checkpoint.
 
     Attributes:
-        entry: its entry in the history, or that of the restore that made it; None if the history no longer has it.
+        entry: its entry in the history, or the entry of the restore that made it; None if the history no longer has it.
         description: its positions and operators; None if the job no longer keeps it.
         operators: its operators with their subtasks; empty if the job no longer keeps it.
         sources: the sources at the checkpoint; empty if the job no longer keeps it.

@@ -37,7 +37,7 @@ def _health(snapshot: Snapshot, known: Orchestration) -> Health:
     if position is None:
         return health_of(HealthFacts(awaits_approval=known.awaits_approval, late=known.late))
     records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
-    # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
+    # Checkpoints of earlier runs have lower numbers than the CLAIM of the newest run.
     at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
     before = (point.record for point in reversed(snapshot.points[:at][-_LOOKED_BACK:]))
     facts = health_facts(
@@ -266,8 +266,8 @@ class JobState:
     Attributes:
         row: the job as in the list of jobs.
         description: its status; None if no run has begun.
-        newest: the entry of the checkpoint that the next run starts from; of one that a restore has made, that of the
-            checkpoint that was restored. None without one, for another job's, and if the history has no record of it.
+        newest: the entry of the checkpoint that the next run starts from; after a restore, the entry of the restored
+            checkpoint. None without one, for another job's, and if the history has no record of it.
         restore: the restore that has made the position, with who requested and approved it; None if a run has made it
             since, and if the history has no record of the restore.
         runs: the newest runs, newest first.

@@ -140,7 +140,7 @@ def runs_of(snapshot: Snapshot, dag_ids: Collection[str] = ()) -> list[RunSummar
     position, newest = snapshot.position, 0
     if position is not None and position.description.run_open and position.description.run:
         newest = position.head.entry.generation
-        # It may be restoring the job, or have been killed meanwhile: only the log tells of it.
+        # It may be restoring the job, or have been killed meanwhile: only the log has it.
         starts.setdefault(newest, _claim_of(position.head.entry))
     generations = sorted(records.keys() | failures.keys() | starts.keys())
     return [
@@ -153,7 +153,7 @@ _NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
 
 
 def _claim_of(entry: LogEntry) -> ActionRecord:
-    """Returns what a log entry of a run tells of its start."""
+    """Returns a record of a run's start, with the facts of a log entry."""
     facts: dict[str, object] = {"run": entry.runs, "driver": entry.writer}
     reason = entry.note if entry.kind is EntryKind.CLAIM else ""
     return ActionRecord(seq=entry.generation, kind=RUN_START, ended_at="", by="", reason=reason, facts=facts)
@@ -225,7 +225,7 @@ def _failure(record: ActionRecord) -> RunFailure:
 
 
 def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
-    """Returns the record of a run's start, and that of the run before it; None for one that was not recorded."""
+    """Returns the records of the starts of a run and of the run before it; None for one that was not recorded."""
     starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq <= generation]
     starts.sort(key=lambda record: record.seq)
     own = starts.pop() if starts and starts[-1].seq == generation else None

@@ -43,7 +43,7 @@ _COMPARED = (
 _RETENTION = (
     Parameter("retain", {"type": "integer", "minimum": 1}, "checkpoints to keep; by default, none is released"),
     Parameter("savepoints", {"type": "integer", "minimum": 1}, "periodic savepoints to keep; by default all"),
-    Parameter("max_age", TEXT, "largest age of those to keep, such as 36h or 30d"),
+    Parameter("max_age", TEXT, "largest age of savepoints to keep, such as 36h or 30d"),
 )
 
 
@@ -218,7 +218,7 @@ class _Savepoints:
 
     Args:
         storage: the job root.
-        made_at: returns when savepoints were made, by the name of their folder, as far as the history tells it.
+        made_at: returns when savepoints were made, by the name of their folder, as far as the history has it.
         before: the place after which the page begins; None for the newest ones.
         limit: the largest number of savepoints.
     """
@@ -257,7 +257,7 @@ class _Savepoints:
             return names, None
         # Names do not tell when savepoints were made.
         present, made_at = set(names), self._made_at()
-        # Of those that the history does not tell of any more, or not yet. Without a document, one is not complete.
+        # The history has no record of them any more, or not yet. Without a document, one is not complete.
         asked = present - made_at.keys() - self._stored_at.keys()
         stored = pool.map(lambda name: (name, self._storage.info(f"{SAVEPOINTS}{name}/{SAVEPOINT}")), asked)
         new = {name: datetime.fromtimestamp(blob.modified_ms / 1000, UTC) for name, blob in stored if blob}

@@ -8,7 +8,7 @@ export interface LossNumber {
   label: string;
   /** What makes it harmless or worse. */
   note: string;
-  /** Whether something is known to be lost: what is not known is not a loss. */
+  /** Whether something is known to be lost: an unknown number is not a loss. */
   isLoss: boolean;
 }
 
@@ -146,7 +146,7 @@ function areRowsLost(plan: RestorePlan): boolean {
   return exact !== null && exact > 0 && areWrittenAgain(plan) === false;
 }
 
-/** What is known to be lost for ever, a sentence with a number for each loss. */
+/** Known losses for ever, a sentence with a number for each loss. */
 export function lossSentences(plan: RestorePlan): string[] {
   const lost = lostCheckpoints(plan);
   const sentences = plan.sinks

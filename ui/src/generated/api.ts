@@ -1644,7 +1644,7 @@ export interface operations {
                 retain?: number;
                 /** @description periodic savepoints to keep; by default all */
                 savepoints?: number;
-                /** @description largest age of those to keep, such as 36h or 30d */
+                /** @description largest age of savepoints to keep, such as 36h or 30d */
                 max_age?: string;
             };
             header?: never;

@@ -115,7 +115,7 @@ function Origin({ page, isChosen, isOfRestore }: { page: GraphPage; isChosen: bo
           "The job has no checkpoint: sizes are not known."
         ) : (
           <>
-            Sizes and rates are those of <CheckpointLink id={id}>checkpoint {id}</CheckpointLink>
+            Sizes and rates are of <CheckpointLink id={id}>checkpoint {id}</CheckpointLink>
             {made !== null && run !== null && (
               <>
                 {" "}

@@ -29,7 +29,7 @@ const PAGES = [
   ["/graph", "Graph"],
 ] as const;
 
-/** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` that of these pages. */
+/** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` is the path of these pages. */
 export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: string | null }) {
   const address = `jobs/${encodeURIComponent(id)}`;
   const state = useResource<JobState>(address);

@@ -132,7 +132,7 @@ it("says whose graph is shown, and whose numbers", async () => {
     unmount();
     return found;
   };
-  expect(await show({}, "?checkpoint=12", "The graph is the one of run 2. Sizes and rates are those of checkpoint 12 of run 2.")).not.toContain("is not stored");
+  expect(await show({}, "?checkpoint=12", "The graph is the one of run 2. Sizes and rates are of checkpoint 12 of run 2.")).not.toContain("is not stored");
   await show({ graph_generation: 3, graph_run: 1 }, "?checkpoint=12", "The graph of run 2 is not storedThis is the graph of the nearest run before it");
   await show({ graph_generation: 14, graph_run: 3 }, "?checkpoint=12", "the nearest run after it");
   // Without a choice, the newest graph is wanted.

@@ -130,7 +130,7 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-it("shows a checkpoint beside the page: who needs it, its subtasks, and what it changed", async () => {
+it("shows a checkpoint next to the page: who needs it, its subtasks, and what it changed", async () => {
   const { container } = open(`/${job}?point=12`);
   const dialog = await screen.findByRole("dialog", { name: "Checkpoint 12" });
   const needs = await within(dialog).findByRole("region", { name: "Who needs it" });
@@ -236,11 +236,11 @@ it("says which sizes a chart has", async () => {
   expect(await nameOf(`${job}-files`, part.map((each) => ({ ...each, live_bytes: null as never })))).toEqual(["State (size of files)", [5000, 5000]]);
 });
 
-it("closes the checkpoint, and says that nobody needs one that is not kept", async () => {
+it("closes the checkpoint, and says that one that is not kept is not needed", async () => {
   server.answers[`${job}/checkpoints/11`] = { ...page, entry: { ...checkpoint, checkpoint_id: 11, retained: false, base_checkpoint_id: null }, operators: [] };
   open(`/${job}/journal?point=11&person=uma`);
   const dialog = await screen.findByRole("dialog", { name: "Checkpoint 11" });
-  expect(await within(dialog).findByText(/^Nobody/)).toBeDefined();
+  expect(await within(dialog).findByText(/^Not needed: /)).toBeDefined();
   expect(within(dialog).queryByRole("link", { name: /Restore to here/ })).toBeNull();
   await userEvent.setup().click(within(dialog).getByRole("button", { name: "Close" }));
   expect(screen.queryByRole("dialog")).toBeNull();
@@ -248,7 +248,7 @@ it("closes the checkpoint, and says that nobody needs one that is not kept", asy
   expect(screen.getByRole<HTMLInputElement>("textbox", { name: "Person" }).value).toBe("uma");
 });
 
-it("says that nobody needs a checkpoint only once all savepoints are known", async () => {
+it("says that a checkpoint is not needed only once all savepoints are known", async () => {
   Object.assign(server.answers, {
     [`${job}/checkpoints/11`]: { ...page, entry: { ...checkpoint, checkpoint_id: 11, retained: false, base_checkpoint_id: null }, operators: [] },
     [`${job}/savepoints`]: new Promise(() => undefined),
@@ -256,26 +256,26 @@ it("says that nobody needs a checkpoint only once all savepoints are known", asy
   const needs = async () => within(await screen.findByRole("dialog", { name: "Checkpoint 11" })).findByRole("region", { name: "Who needs it" });
   const first = open(`/${job}?point=11`);
   expect(await within(await needs()).findByText("Its savepoints are being read.")).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
   first.unmount();
 
   server.answers[`${job}/savepoints`] = undefined;
   const second = open(`/${job}?point=11`);
   expect(await within(await needs()).findByText(/cannot be read now/)).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
   second.unmount();
 
   server.answers[`${job}/savepoints`] = { savepoints: [], older: true, elsewhere: [], ...CURRENT };
   const third = open(`/${job}?point=11`);
   expect(await within(await needs()).findByText(/older savepoint/)).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
   third.unmount();
 
   const [restore] = timeline.actions;
   server.answers[`${job}/savepoints`] = { savepoints: [], older: false, elsewhere: [{ ...restore, kind: "savepoint", facts: { path: "s3://backup/weekly" } }], ...CURRENT };
   open(`/${job}?point=11`);
   expect(await within(await needs()).findByText("s3://backup/weekly")).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
 });
 
 it("keeps times in UTC in the address, and shows them in the zone of the reader", async () => {

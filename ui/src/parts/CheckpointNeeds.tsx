@@ -7,7 +7,7 @@ import { PersonName } from "./People";
 import { Section } from "./Section";
 import { Time } from "./Time";
 
-/** Why it is not known whether nobody else needs a checkpoint; null if all who could need it are known. */
+/** Why it is not known whether anything else needs a checkpoint; null if all who could need it are known. */
 function unknownNeeds(job: JobState | null, { value, problem }: Resource<SavepointPage>): string | null {
   if (job?.description == null) return "It is not known whether the job keeps it.";
   if (value === null) return problem === null ? "Its savepoints are being read." : "It is not known whether a savepoint has its state: the savepoints cannot be read now.";
@@ -28,7 +28,7 @@ export function CheckpointNeeds({ address, job, id }: { address: string; job: Jo
   return (
     <Section title="Who needs it">
       {unknown !== null && <Text color="fg.muted">{unknown}</Text>}
-      {unknown === null && !isNeeded && <Text>Nobody: the job does not keep this checkpoint, and it has no savepoint.</Text>}
+      {unknown === null && !isNeeded && <Text>Not needed: the job does not keep this checkpoint, and it has no savepoint.</Text>}
       {isNeeded && (
         <ul>
           {id === job?.checkpoint_id && <li>The next run continues from it.</li>}

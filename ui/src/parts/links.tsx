@@ -6,7 +6,7 @@ import { visible } from "../format";
 
 const Base = createContext("");
 
-/** Says to the links inside which pages they are on: those of a job, or of all jobs. */
+/** Says to the links inside which pages they are on: the pages of a job, or of all jobs. */
 export const PagesAt = Base.Provider;
 
 /** The path of the pages of the job; outside of a job, of all pages. Both have a journal. */
@@ -69,7 +69,7 @@ export function RunLink({ generation, run }: { generation: number; run: number |
   return <PageLink to={runPath(base, generation)}>{runName(run, generation)}</PageLink>;
 }
 
-/** A link that shows the details of a checkpoint of the job beside the present page. */
+/** A link that shows the details of a checkpoint of the job next to the present page. */
 export function CheckpointLink({ id, children }: { id: number; children?: ReactNode }) {
   const [query] = useSearchParams();
   const shown = new URLSearchParams(query);
