@@ -40,7 +40,7 @@ from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.helpers import DaemonExecutor
 from stateflow.operations.status import read_newest_manifest, run_name
 from stateflow.outputs import utc_text
-from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, read_explanation
+from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, SinkExplanation, read_explanation
 from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest
 from stateflow.runtime.restore.planner import (
     CheckedTarget,
@@ -182,7 +182,7 @@ def _preview(root: JobRoot, head: Head, request: PreviewRequest, known: KnownHis
     now = parse_timestamp(utc_text(root.clock.now()))
     try:
         checked = check_graph(root, declared, head, target, GraphRequest(options.changes, options.drop, now))
-        facts = _RecordedFacts(checked, options, known, _kinds_of(graph))
+        facts = _RecordedFacts(checked, options, known, _sinks_of(graph))
         plan = describe_plan(checked, request.target, options, facts)
     except ConfigError as e:
         e.add_facts(graph_of_generation=run.seq)
@@ -220,13 +220,12 @@ def declared_graph(graph: JobExplanation, max_parallelism: int) -> DeclaredGraph
         # A column's name has no blank; its type may.
         {uid: [column.partition(" ")[2] for column in key] for uid, key in keys.items()},
         tuple(sorted((source.uid, source.reads) for source in graph.sources)),
-        sinks=frozenset(_kinds_of(graph)),
+        sinks=frozenset(_sinks_of(graph)),
     )
 
 
-def _kinds_of(graph: JobExplanation) -> dict[str, SinkKind]:
-    """Returns the kind of each sink, by its uid."""
-    return {sink.uid: SinkKind.of(sink.sink) for chain in _chains_of(graph) for sink in chain.sinks}
+def _sinks_of(graph: JobExplanation) -> dict[str, SinkExplanation]:
+    return {sink.uid: sink for chain in _chains_of(graph) for sink in chain.sinks}
 
 
 def _chains_of(graph: JobExplanation) -> list[ChainExplanation]:
@@ -240,7 +239,7 @@ class _RecordedFacts:
     checked: CheckedTarget
     options: RestoreOptions
     known: KnownHistory
-    kinds: Mapping[str, SinkKind]
+    sinks: Mapping[str, SinkExplanation]
 
     def plan_sinks(self, mode: SinkMode) -> list[SinkChange]:
         published = self.checked.head.entry.published
@@ -254,14 +253,15 @@ class _RecordedFacts:
     def _change_of(self, uid: str, mode: SinkMode, known: PublishedOutput) -> SinkChange:
         # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this is only known
         # if it has nothing after the target; only the job file shows whether a function refuses the restore.
-        stays = mode is SinkMode.KEEP or self.kinds[uid] is SinkKind.PRINTED
+        sink, kind = self.sinks[uid], SinkKind.of(self.sinks[uid].sink)
+        stays = mode is SinkMode.KEEP or kind is SinkKind.PRINTED
         rows = 0 if stays or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(
             uid=uid,
-            kind=self.kinds[uid],
+            kind=kind,
             mode=mode,
             table_id=known.table_id,
-            table=None,
+            table=sink.location or None,
             current_version=known.known_version,
             read=False,
             rows_removed=rows,
