@@ -34,7 +34,7 @@ _NEWEST = 20
 _TITLES = (
     "checkpoint",
     "retained",
-    "gen",
+    "run",
     "ended (UTC)",
     "ms",
     "sync",
@@ -144,11 +144,11 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print_text(
-        f"checkpoint {found.checkpoint_id} of generation {found.generation}, batch {found.ordinal}, "
-        f"committed at {in_utc(found.committed_at)}"
-    )
     record = next((r for r in operations.history(job_root) if _is_of(r, checkpoint)), None)
+    run = operations.run_name(record.run if record else None, found.generation)
+    print_text(
+        f"checkpoint {found.checkpoint_id} of {run}, batch {found.ordinal}, committed at {in_utc(found.committed_at)}"
+    )
     for line in _statistics(record) if record else []:
         print_text(line)
     for uid, offset in found.offsets.items():
@@ -207,12 +207,7 @@ def _as_row(point: Entry) -> tuple[str, ...]:
     if isinstance(point, CheckpointEntry):
         return _checkpoint_row(point, point.record)
     record = point.record
-    about = (
-        _marked(point_label(point), point),
-        "yes" if point.retained else "",
-        str(record.seq),
-        to_seconds(record.ended_at),
-    )
+    about = (_marked(point_label(point), point), "yes" if point.retained else "", "-", to_seconds(record.ended_at))
     duration, size = f"{record.duration_ms or 0:.0f}", human_bytes(record.size_bytes or 0)
     return (*about, duration, *["-"] * 7, size, "-", "-")
 
@@ -227,7 +222,7 @@ def _checkpoint_row(point: CheckpointEntry, r: CheckpointRecord) -> tuple[str, .
     return (
         _marked(point_label(point), point),
         "yes" if point.retained else "",
-        str(r.generation),
+        str(r.run),
         to_seconds(r.ended_at),
         *took,
         f"{r.rows_in:,}",

@@ -218,7 +218,7 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
     elif done.repeated:
         print_text(
             f"{done.job}: the restore to {done.target_label} was already executed; nothing changed\n"
-            f"  the job is at {done.label}, generation {done.generation}"
+            f"  the job is at {done.label}"
         )
     else:
         tables = ", ".join(f"{uid} at version {v}" for uid, v in done.tables.items()) or "none"

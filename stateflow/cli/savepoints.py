@@ -206,7 +206,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     for position in document.manifest.sources:
         print_text(one_line(f"  source {position.uid} at {offset_text(position.offset)}"))
     for uid, sink in document.sinks.items():
-        version = f"version {sink.version}" if sink.version >= 0 else "version unknown"
+        version = "version unknown" if sink.known_version is None else f"version {sink.known_version}"
         print_text(one_line(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}"))
 
 

@@ -162,7 +162,7 @@ def _minutes(seconds: float) -> str:
 def _position(found: operations.JobDescription) -> list[str]:
     return [
         f"job {found.job} ({found.job_uuid})" + (f", {found.origin}" if found.origin else ""),
-        f"at {found.label}, generation {found.generation}, retained: "
+        f"at {found.label}, {f'newest run {found.run}, ' if found.run else ''}retained: "
         f"{', '.join(map(str, found.retained_checkpoint_ids)) or 'none'}",
         *_newest_run(found),
         *_failed_start(found),
@@ -182,7 +182,7 @@ def _newest_run(found: operations.JobDescription) -> list[str]:
     if found.failure is not None:
         failure = found.failure
         return [f"the newest run failed at {in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"]
-    if not found.has_run:
+    if not found.run:
         return ["no run has started yet"]
     if found.progress is not None:
         at = found.progress
@@ -205,7 +205,7 @@ def _drained(found: operations.JobDescription) -> list[str]:
 def _background_failure(failure: operations.BackgroundFailure) -> str:
     times = "once" if failure.failures == 1 else f"{failure.failures} times"
     return (
-        f"background work: {failure.work} failed {times} in generation {failure.generation}, most recently at "
+        f"background work: {failure.work} failed {times} in the newest run, most recently at "
         f"{in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"
     )
 
@@ -243,20 +243,13 @@ def _skipped(found: operations.JobDescription) -> list[str]:
     more = f", the newest {len(newest)}" if found.quarantined_count > len(newest) else ""
     return [
         f"{found.quarantined_count} corrupt input files were skipped{more}:",
-        *(
-            line
-            for q in newest
-            for line in (
-                f"  {in_utc(q.quarantined_at)}  generation {q.generation}  {q.source}: {q.file}",
-                f"    {q.error}",
-            )
-        ),
+        *(line for q in newest for line in (f"  {in_utc(q.quarantined_at)}  {q.source}: {q.file}", f"    {q.error}")),
     ]
 
 
 def _point_table(points: Sequence[Entry]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("checkpoint", "gen", "ended (UTC)", "ms", "rows", "increment", "full", "files"):
+    for title in ("checkpoint", "run", "ended (UTC)", "ms", "rows", "increment", "full", "files"):
         table.add_column(title, justify="right", no_wrap=True)
     for point in points:
         add_row(table, _label(point), *_cells(point.record))
@@ -267,9 +260,9 @@ def _cells(record: Record) -> tuple[str, ...]:
     if isinstance(record, CheckpointRecord):
         sizes = human_bytes(record.increment_bytes), human_bytes(record.full_bytes)
         figures = f"{record.duration_ms:.0f}", f"{record.rows_in:,}", *sizes, str(record.files)
-        return str(record.generation), to_seconds(record.ended_at), *figures
+        return str(record.run), to_seconds(record.ended_at), *figures
     size = human_bytes(record.size_bytes or 0)
-    return str(record.seq), to_seconds(record.ended_at), f"{record.duration_ms or 0:.0f}", "-", "-", size, "-"
+    return "-", to_seconds(record.ended_at), f"{record.duration_ms or 0:.0f}", "-", "-", size, "-"
 
 
 def _label(point: Entry) -> str:
@@ -313,10 +306,17 @@ _MARKS = {
     "rejection": "⊘",
     "failed-start": "✗",
 }
-_INTERNAL_FACTS = ("restored_checkpoint_id", "checkpoint_id", "savepoint_id", "path", "request_id", "parent_job_uuid")
+_INTERNAL_FACTS = (
+    "restored_checkpoint_id",
+    "checkpoint_id",
+    "savepoint_id",
+    "path",
+    "request_id",
+    "parent_job_uuid",
+    "generation",
+)
 """Facts that only programs need."""
 _SHORT_NAMES = {
-    "generation": "run",
     "target_label": "to",
     "previous_checkpoint_id": "from checkpoint",
     "undone_checkpoint_ids": "undone",
@@ -560,10 +560,9 @@ def _fact_text(value: object) -> str:
 
 
 def _run(record: CheckpointRecord) -> str:
-    """Returns the number of a checkpoint's run, with the run's reason, and its generation if that differs."""
-    generation = f"generation {record.generation}" if record.run != record.generation else ""
-    details = ", ".join(filter(None, [" ".join(record.reason.split()), generation]))
-    return f"run {record.run}" + (f" ({details})" if details else "")
+    """Returns the number of a checkpoint's run, with the run's reason."""
+    reason = " ".join(record.reason.split())
+    return f"run {record.run}" + (f" ({reason})" if reason else "")
 
 
 def _parts(text: str, width: int) -> list[str]:

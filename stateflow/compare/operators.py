@@ -511,7 +511,7 @@ class EntryReader:
             if not subtask.groups.overlap(groups):
                 continue
             location = StoreLocation(self.scratch / f"store-{next(self._numbers)}", cache, RocksDBSettings())
-            self.read_bytes += sum(file.size for file in subtask.files) + len(subtask.inline or b"")
+            self.read_bytes += subtask.size_bytes
             with closing(read_blocks(location, Base.of(subtask))) as blocks:
                 for block in select_key_groups(blocks, groups):
                     failpoints.hit("diff.entries")

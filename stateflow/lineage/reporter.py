@@ -512,7 +512,7 @@ def report_restore(job: Job, head: Head) -> None:
     emitter, entry = BackgroundEmitter(connect), head.entry
     try:
         restore = _newest_restore(job.root, head)
-        published = {uid: str(each.version) for uid, each in entry.published.items() if each.version >= 0}
+        published = {uid: str(each.version) for uid, each in entry.published.items() if each.known_version is not None}
         event = LineageEvent(
             state=RunState.START,
             occurred_at=restore.ended_at or entry.at,
@@ -551,7 +551,7 @@ def _newest_restore(root: JobRoot, head: Head) -> RestoreFacts:
     """Returns the newest restore in the ancestry of the state, with what the history has about it."""
     step = head.entry.ancestry.restores[-1]
     record = restore_record(root.storage, step.seq)
-    versions = {uid: each.version for uid, each in head.entry.published.items() if each.version >= 0}
+    versions = {uid: each.version for uid, each in head.entry.published.items() if each.known_version is not None}
     facts = RestoreFacts(seq=step.seq, restored_checkpoint_id=step.base, table_versions=versions)
     return facts if record is None else _with_record(facts, record)
 

@@ -74,6 +74,7 @@ from stateflow.operations.status import (
     measure_backlog,
     newest_checkpoint,
     read_input,
+    run_name,
 )
 from stateflow.operations.tables import VacuumRequest, optimize_tables, vacuum_tables
 from stateflow.operations.verification import Verification, Verified, verify, verify_head, verify_savepoint
@@ -143,6 +144,7 @@ __all__ = [
     "relocate_source",
     "require_job",
     "restore",
+    "run_name",
     "stop",
     "timeline",
     "trigger_checkpoint",

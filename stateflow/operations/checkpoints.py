@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -24,6 +25,7 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Manifest,
+    OperatorMetrics,
     Origin,
     Record,
     Request,
@@ -41,6 +43,7 @@ from stateflow.errors import ConfigError, HistoryChanged
 from stateflow.operations.job_root import now, offsets_of, open_root
 from stateflow.operations.status import restored_at
 from stateflow.outputs import Inline, Offset, OptionalId, OptionalText, Timestamp
+from stateflow.state.handles import SubtaskState
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT
 
@@ -293,7 +296,7 @@ def operators_of(manifest: Manifest) -> tuple[OperatorDescription, ...]:
             len(o.subtasks),
             len(o.files),
             state_bytes([o]),
-            total_of([each.live_bytes for each in o.subtasks]) if o.subtasks else None,
+            live_bytes_of(o.subtasks),
             tuple(s.name for s in o.states),
             tuple(s.name for s in o.operator_states),
         )
@@ -301,9 +304,10 @@ def operators_of(manifest: Manifest) -> tuple[OperatorDescription, ...]:
     )
 
 
-def live_bytes_of(record: CheckpointRecord) -> int | None:
-    """Returns the live size of all keyed state at a checkpoint; None if it is not known of an operator."""
-    return total_of([each.live_bytes for each in record.operators.values()]) if record.operators else None
+def live_bytes_of(parts: Iterable[OperatorMetrics | SubtaskState]) -> int | None:
+    """Returns the live size of keyed state; None without any part, and if the size of one is not known."""
+    sizes = [each.live_bytes for each in parts]
+    return total_of(sizes) if sizes else None
 
 
 def list_points(job_root: str, newest: int = 1000) -> list[Entry]:

@@ -125,7 +125,7 @@ def health_facts(
     newest = max([before, *(each for each in failures if each < entry.generation)])
     return HealthFacts(
         restoring=description.restoring is not None,
-        run_open=description.run_open and description.has_run,
+        run_open=description.run_open and description.run > 0,
         failed=description.failure is not None or description.failed_start is not None,
         failed_before=newest in failures,
         committed=entry.ordinal > 0,

@@ -145,6 +145,11 @@ class SinkPosition:
     version: int | None
     checkpoint_id: OptionalId
 
+    @classmethod
+    def of(cls, published: PublishedOutput) -> SinkPosition:
+        """Returns the position that the log has recorded."""
+        return cls(published.table_id, published.known_version, published.checkpoint_id)
+
 
 @dataclass(frozen=True)
 class SavepointDescription:
@@ -346,10 +351,7 @@ def describe_contents(stored: StoredSavepoint) -> SavepointDescription:
         document.max_parallelism,
         document.manifest.code,
         operators_of(document.manifest),
-        {
-            uid: SinkPosition(s.table_id, s.version if s.version >= 0 else None, s.checkpoint_id)
-            for uid, s in document.sinks.items()
-        },
+        {uid: SinkPosition.of(published) for uid, published in document.sinks.items()},
     )
 
 

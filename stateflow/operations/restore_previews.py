@@ -1,7 +1,7 @@
 """Plans of restores that are made without a job file, from the graph that the newest run has stored.
 
-Such a plan has what the log, the manifests and the history tell. What only the job's code knows, such as its tables
-and whether its sources still hold their input, is None: it is never guessed.
+Such a plan has the facts of the log, the manifests and the history. Facts that only the job's code has, such as its
+tables and whether its sources still hold their input, are None: they are never guessed.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from stateflow.checkpoint.log.documents import (
     CheckpointRecord,
     PublishedOutput,
     SinkMode,
+    disposed_savepoints,
+    is_outside,
 )
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_sizes
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.restore.plan_document import (
-    PRINTED,
     Replay,
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SinkKind,
     SourceAction,
     count_replay,
     is_run_open,
-    kind_of_sink,
 )
 from stateflow.checkpoint.restore.targets import TargetLimits
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.helpers import DaemonExecutor
-from stateflow.operations.status import read_newest_manifest
+from stateflow.operations.status import read_newest_manifest, run_name
 from stateflow.outputs import utc_text
-from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, read_explanation
+from stateflow.runtime.planning.explain import ChainExplanation, JobExplanation, SinkExplanation, read_explanation
 from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest
 from stateflow.runtime.restore.planner import (
     CheckedTarget,
@@ -83,9 +84,9 @@ class KnownHistory:
             checkpoints: ids of the checkpoints.
             job_root: URI of the job root.
         """
-        disposed = {a.text("savepoint_id") for a in self.actions if a.kind == "dispose"}
+        disposed = disposed_savepoints(self.actions)
         made = [
-            (a, (a.text("path") or f"{job_root}/").startswith(f"{job_root.rstrip('/')}/"))
+            (a, not is_outside(a, job_root))
             for a in self.actions
             if a.kind == SAVEPOINT_RECORD and a.seq in checkpoints and a.text("savepoint_id") not in disposed
         ]
@@ -103,7 +104,7 @@ class PlanCheck:
     Attributes:
         name: its name.
         ok: whether it is met; None if that is not known.
-        text: what is known, in a sentence.
+        text: the known facts, in a sentence.
     """
 
     name: str
@@ -154,7 +155,7 @@ def preview_restore(root: JobRoot, request: PreviewRequest, known: KnownHistory)
 
     Args:
         root: the job root.
-        request: what is asked for.
+        request: the target and the options.
         known: the history of the job.
 
     Raises:
@@ -181,7 +182,7 @@ def _preview(root: JobRoot, head: Head, request: PreviewRequest, known: KnownHis
     now = parse_timestamp(utc_text(root.clock.now()))
     try:
         checked = check_graph(root, declared, head, target, GraphRequest(options.changes, options.drop, now))
-        facts = _RecordedFacts(checked, options, known, _kinds_of(graph))
+        facts = _RecordedFacts(checked, options, known, _sinks_of(graph))
         plan = describe_plan(checked, request.target, options, facts)
     except ConfigError as e:
         e.add_facts(graph_of_generation=run.seq)
@@ -219,13 +220,12 @@ def declared_graph(graph: JobExplanation, max_parallelism: int) -> DeclaredGraph
         # A column's name has no blank; its type may.
         {uid: [column.partition(" ")[2] for column in key] for uid, key in keys.items()},
         tuple(sorted((source.uid, source.reads) for source in graph.sources)),
-        sinks=frozenset(_kinds_of(graph)),
+        sinks=frozenset(_sinks_of(graph)),
     )
 
 
-def _kinds_of(graph: JobExplanation) -> dict[str, str]:
-    """Returns what each sink writes to, by its uid; see `SinkChange.kind`."""
-    return {sink.uid: kind_of_sink(sink.sink) for chain in _chains_of(graph) for sink in chain.sinks}
+def _sinks_of(graph: JobExplanation) -> dict[str, SinkExplanation]:
+    return {sink.uid: sink for chain in _chains_of(graph) for sink in chain.sinks}
 
 
 def _chains_of(graph: JobExplanation) -> list[ChainExplanation]:
@@ -234,12 +234,12 @@ def _chains_of(graph: JobExplanation) -> list[ChainExplanation]:
 
 @dataclass(frozen=True)
 class _RecordedFacts:
-    """Facts of a plan that the log and the history tell."""
+    """Facts of a plan from the log and the history."""
 
     checked: CheckedTarget
     options: RestoreOptions
     known: KnownHistory
-    kinds: Mapping[str, str]
+    sinks: Mapping[str, SinkExplanation]
 
     def plan_sinks(self, mode: SinkMode) -> list[SinkChange]:
         published = self.checked.head.entry.published
@@ -251,17 +251,18 @@ class _RecordedFacts:
         return changes
 
     def _change_of(self, uid: str, mode: SinkMode, known: PublishedOutput) -> SinkChange:
-        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this can only be told
-        # if it has nothing after the target; only the job file tells whether a function refuses the restore.
-        stays = mode is SinkMode.KEEP or self.kinds[uid] == PRINTED
+        # Nothing is removed from a kept table, and nothing that was printed. Of any other sink, this is only known
+        # if it has nothing after the target; only the job file shows whether a function refuses the restore.
+        sink, kind = self.sinks[uid], SinkKind.of(self.sinks[uid].sink)
+        stays = mode is SinkMode.KEEP or kind is SinkKind.PRINTED
         rows = 0 if stays or self._has_nothing_to_rewind(uid, known) else None
         return SinkChange(
             uid=uid,
-            kind=self.kinds[uid],
+            kind=kind,
             mode=mode,
             table_id=known.table_id,
-            table=None,
-            current_version=known.version if known.version >= 0 else None,
+            table=sink.location or None,
+            current_version=known.known_version,
             read=False,
             rows_removed=rows,
             rows_returned=rows,
@@ -296,7 +297,7 @@ class _RecordedFacts:
 
 def _check_run(head: Head) -> PlanCheck:
     if is_run_open(head):
-        text = f"generation {head.entry.generation} has not ended cleanly: it is running, was killed, or failed"
+        text = f"run {head.entry.runs} has not ended cleanly: it is running, was killed, or failed"
         return PlanCheck("no-run", False, text)
     return PlanCheck("no-run", True, "no run of the job is active")
 
@@ -320,13 +321,13 @@ def _check_newest(root: JobRoot, head: Head) -> PlanCheck:
 def _check_graph(head: Head, run: ActionRecord, known: KnownHistory) -> PlanCheck:
     """Returns whether the stored graph is the newest run's."""
     restores = {step.seq for step in head.entry.ancestry.restores}
-    runs = {record.generation for record in known.checkpoints} | ({head.entry.generation} - restores)
-    newest = max(runs, default=0)
+    runs = {record.generation: record.run for record in known.checkpoints}
+    if head.entry.generation not in restores:
+        runs[head.entry.generation] = head.entry.runs
+    newest, own = max(runs, default=0), run_name(run.number("run"), run.seq)
     if newest > run.seq:
-        text = f"the graph is of generation {run.seq}; generation {newest} has stored none"
-        return PlanCheck("graph", False, text)
-    text = f"the graph is of generation {run.seq}, the newest run; the job file may have changed since"
-    return PlanCheck("graph", True, text)
+        return PlanCheck("graph", False, f"the graph is of {own}; run {runs[newest]} has stored none")
+    return PlanCheck("graph", True, f"the graph is of {own}, the newest run; the job file may have changed since")
 
 
 def _check_files(checked: CheckedTarget) -> PlanCheck:

@@ -15,7 +15,7 @@ from stateflow.errors import ConfigError
 from stateflow.launch import open_existing
 from stateflow.lineage.reporter import report_restore
 from stateflow.operations.job_root import JobCode, offsets_of, open_root
-from stateflow.operations.status import restored_at
+from stateflow.operations.status import restored_at, run_name
 from stateflow.outputs import Offset, OptionalId, utc_text
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
@@ -40,7 +40,8 @@ def _difference_of_job_file(root: JobRoot, code: JobCode) -> str | None:
     if known is None or not code.file.is_file():
         return None
     record, before = known
-    names = f"{record.text('job_file')} of generation {record.seq}", str(code.file.absolute())
+    run = run_name(record.number("run"), record.seq)
+    names = f"{record.text('job_file')} of {run}", str(code.file.absolute())
     return difference_of_texts(before, code.file.read_bytes(), names)
 
 

@@ -168,6 +168,7 @@ class JobDescription:
         waiting: rows that wait for rows of other sources, as of the newest checkpoint.
         progress: how far an open run was in a batch that takes more than 15 seconds; None if it has not reported that
             since its newest checkpoint.
+        run: number of the newest run, counted from the job's first; 0 before it.
     """
 
     job: str
@@ -195,14 +196,7 @@ class JobDescription:
     code_hash: OptionalText = ""
     waiting: tuple[Waiting, ...] = ()
     progress: RunProgress | None = None
-
-    @property
-    def has_run(self) -> bool:
-        """Whether a run has begun: a root that a fork or a savepoint has created has a first generation without one."""
-        return not self.forked_from or self.generation > _FIRST_GENERATION
-
-
-_FIRST_GENERATION = 1
+    run: OptionalId = 0
 
 
 @dataclass(frozen=True)
@@ -271,6 +265,7 @@ def describe_at(root: JobRoot, head: Head, manifest: Manifest | None) -> JobDesc
         code_hash=manifest.code if manifest else "",
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
         progress=_progress(root, head),
+        run=head.entry.runs,
     )
 
 
@@ -278,6 +273,11 @@ def _progress(root: JobRoot, head: Head) -> RunProgress | None:
     found = read_progress(root.storage, head.entry.generation) if is_run_open(head) else None
     # The report of an earlier batch stays until the next one.
     return found if found is not None and found.ordinal > head.entry.ordinal else None
+
+
+def run_name(run: int | None, generation: int) -> str:
+    """Returns a run by its number, or by its generation if the number was not recorded."""
+    return f"run {run}" if run else f"run of generation {generation}"
 
 
 def restored_at(head: Head, checkpoint_id: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stateflow.checkpoint.history import read_history
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord, disposed_savepoints, is_outside
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints.catalog import list_savepoints
 from stateflow.clock import epoch_milliseconds
@@ -127,12 +127,11 @@ def _holders(root: JobRoot, head: Head) -> Iterator[Holder]:
         if stored.document.job_uuid == root.job.job_uuid:
             yield Holder(stored.label, stored.document.checkpoint_id)
     actions = [record for record in read_history(root.storage) if isinstance(record, ActionRecord)]
-    known |= {r.text("savepoint_id") for r in actions if r.kind == "dispose"}
-    inside = f"{root.storage.uri.rstrip('/')}/"
+    known |= disposed_savepoints(actions)
     for record in actions:
-        path = record.text("path")
-        if record.kind == SAVEPOINT_RECORD and record.text("savepoint_id") not in known and not path.startswith(inside):
-            yield Holder(f"savepoint {path} (checkpoint {record.seq})", record.seq)
+        is_known = record.text("savepoint_id") in known
+        if record.kind == SAVEPOINT_RECORD and not is_known and is_outside(record, root.storage.uri):
+            yield Holder(f"savepoint {record.text('path')} (checkpoint {record.seq})", record.seq)
 
 
 def _intents(head: Head, uid: str) -> Iterator[Holder]:

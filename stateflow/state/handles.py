@@ -210,6 +210,11 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     """About the bytes of these entries."""
 
     @property
+    def size_bytes(self) -> int:
+        """Size of its files and of its inline state."""
+        return sum(file.size for file in self.files) + len(self.inline or b"")
+
+    @property
     def has_store(self) -> bool:
         """Whether there is a store to open; a store without files still has a manifest."""
         return bool(self.files or self.store_manifest)

@@ -31,7 +31,7 @@ class AccessPolicy(Protocol):
     serves_files_to_all: bool
 
     async def admit(self, request: HttpRequest) -> Viewer:
-        """Returns the viewer of a request. Raises Unauthorized for nobody who may read anything."""
+        """Returns the viewer of a request. Raises Unauthorized unless the viewer may read something."""
 
 
 class _ReadsAll:

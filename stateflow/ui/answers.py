@@ -174,7 +174,7 @@ class Bodies:
         self._size = 0
 
     def body(self, tag: str, answer: Answer) -> Future[bytes]:
-        """Returns the body with this tag. All who ask while it is made get it, whoever of them goes away.
+        """Returns the body with this tag. All requests during the call get it, although some of them may be cancelled.
 
         Raises NotYetAvailable if too many others are to be made.
         """

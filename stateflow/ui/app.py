@@ -77,7 +77,7 @@ class PagesApi:
         catalog: the job roots.
         policy: who may read them.
         roots: follows the job roots.
-        dags: the DAGs that work on the jobs; None if nobody knows them.
+        dags: the DAGs that work on the jobs; None if they are not known.
     """
 
     def __init__(self, catalog: Catalog, policy: AccessPolicy, roots: Roots, dags: Dags | None = None) -> None:
@@ -182,7 +182,7 @@ def make_app(
         roots: follows the job roots; by default with the default limits.
         static: the files of the pages; None to serve none.
         hosts: the names of hosts that a request may name; empty for any.
-        dags: the DAGs that work on the jobs; None if nobody knows them.
+        dags: the DAGs that work on the jobs; None if they are not known.
     """
     api = PagesApi(catalog, policy, roots or Roots(), dags)
     # A redirect would go to whatever host the request names.

@@ -67,7 +67,7 @@ def job_opened_by(open_root: Callable[[str], Storage], job_root: str) -> Catalog
 def _id_of(location: str) -> str:
     """Returns an id that is the same in each process: the name of the folder, and a hash that distinguishes it.
 
-    The hash is long enough that nobody makes another job root with the same id, to which other users have rights.
+    The hash is so long that a user cannot make another job root with the same id, to get the rights of others.
     """
     name = _SLUG.sub("-", location.rstrip("/").rpartition("/")[2])[:_LONGEST_SLUG].strip("-.") or "job"
     return f"{name}-{hashlib.sha256(location.rstrip('/').encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"

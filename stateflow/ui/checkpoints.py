@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stateflow.checkpoint.history import Integrity
-from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, Manifest, OperatorMetrics, OperatorState
+from stateflow.checkpoint.log.documents import (
+    COMPLETED,
+    CheckpointRecord,
+    Manifest,
+    OperatorMetrics,
+    OperatorState,
+    Record,
+)
 from stateflow.errors import ConfigError
 from stateflow.operations.checkpoints import (
     ActionEntry,
@@ -163,7 +170,7 @@ def summary_of(entry: CheckpointEntry) -> CheckpointSummary:
         rows_in=record.rows_in,
         increment_bytes=record.increment_bytes,
         full_bytes=record.full_bytes,
-        live_bytes=live_bytes_of(record),
+        live_bytes=live_bytes_of(record.operators.values()),
         undone=entry.undone,
         retained=entry.retained,
         integrity=entry.integrity,
@@ -212,10 +219,9 @@ class PointFilter:
         record = point.record
         kind = "checkpoint" if isinstance(record, CheckpointRecord) else record.kind
         status = record.status if isinstance(record, CheckpointRecord) else COMPLETED
-        generation = record.generation if isinstance(record, CheckpointRecord) else record.seq
         if self.kind not in (None, kind) or self.status not in (None, status):
             return False
-        if self.generation not in (None, generation) or not self._is_within(record.ended_at):
+        if self.generation not in (None, generation_of(record)) or not self._is_within(record.ended_at):
             return False
         # An aborted checkpoint is neither undone nor not undone, and never retained.
         if self.undone is not None and (point.is_aborted or snapshot.is_undone(point) != self.undone):
@@ -310,7 +316,7 @@ class CheckpointPage:
     """A checkpoint.
 
     Attributes:
-        entry: its entry in the history, or that of the restore that made it; None if the history no longer has it.
+        entry: its entry in the history, or the entry of the restore that made it; None if the history no longer has it.
         description: its positions and operators; None if the job no longer keeps it.
         operators: its operators with their subtasks; empty if the job no longer keeps it.
         sources: the sources at the checkpoint; empty if the job no longer keeps it.
@@ -322,6 +328,11 @@ class CheckpointPage:
     operators: tuple[OperatorDetails, ...]
     sources: tuple[SourceStatus, ...]
     freshness: Inline[Freshness]
+
+
+def generation_of(record: Record) -> int:
+    """Returns the generation of a checkpoint's run; for an action that claims the job, such as a restore, its own."""
+    return record.generation if isinstance(record, CheckpointRecord) else record.seq
 
 
 def find_point(snapshot: Snapshot, checkpoint_id: int) -> Entry | None:
@@ -378,7 +389,7 @@ def _operator_details(operator: OperatorState, status: OperatorStatus) -> Operat
                 last_key_group=each.last_group,
                 backend=each.backend,
                 files=len(each.files),
-                size_bytes=sum(file.size for file in each.files) + len(each.inline or b""),
+                size_bytes=each.size_bytes,
                 live_bytes=each.live_bytes,
                 state_entries=each.entries,
                 live_entries=each.live_entries,

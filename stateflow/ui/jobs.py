@@ -10,14 +10,7 @@ from typing import NamedTuple
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, Integrity
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import (
-    COMPLETED,
-    CheckpointRecord,
-    Manifest,
-    PublishedOutput,
-    SinkMetrics,
-    total_of,
-)
+from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, SinkMetrics
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, live_bytes_of
 from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
@@ -44,7 +37,7 @@ def _health(snapshot: Snapshot, known: Orchestration) -> Health:
     if position is None:
         return health_of(HealthFacts(awaits_approval=known.awaits_approval, late=known.late))
     records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
-    # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
+    # Checkpoints of earlier runs have lower numbers than the CLAIM of the newest run.
     at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
     before = (point.record for point in reversed(snapshot.points[:at][-_LOOKED_BACK:]))
     facts = health_facts(
@@ -168,6 +161,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     checkpoint = position.head.checkpoint if position else None
     description = position.description if position else None
     backlog = position.backlog.backlog if position and position.backlog else None
+    operators = position.manifest.operators if position and position.manifest else []
     sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
     newest = _newest_checkpoint(snapshot) if snapshot else None
     savepoint = last_savepoint(snapshot) if snapshot else None
@@ -183,7 +177,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         label=description.label if description else "",
         committed_at=checkpoint.at if checkpoint else "",
         full_bytes=position.manifest.full_bytes if position and position.manifest else None,
-        live_bytes=_live_bytes(position.manifest) if position and position.manifest else None,
+        live_bytes=live_bytes_of(each for operator in operators for each in operator.subtasks),
         state_sizes=sizes,
         backlog=backlog,
         backlog_unknown="" if backlog else not_measured(job.job_root),
@@ -196,11 +190,6 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     )
 
 
-def _live_bytes(manifest: Manifest) -> int | None:
-    sizes = [subtask.live_bytes for operator in manifest.operators for subtask in operator.subtasks]
-    return total_of(sizes) if sizes else None
-
-
 def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
     found = 0
     for point in reversed(snapshot.points):
@@ -209,7 +198,8 @@ def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
             return
         if isinstance(record, CheckpointRecord) and record.status == COMPLETED and not snapshot.is_undone(point):
             found += 1
-            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes, live_bytes_of(record))
+            live_bytes = live_bytes_of(record.operators.values())
+            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes, live_bytes)
 
 
 def _newest_checkpoint(snapshot: Snapshot) -> CheckpointEntry | None:
@@ -233,13 +223,15 @@ class SinkStatus:
 
     Attributes:
         position: the position of its table.
-        description: its kind with its target, as the newest stored graph has it; null if no run has stored a graph.
+        description: name of its class, as the newest stored graph has it; null if no run has stored a graph.
+        location: path or address that it writes to, from the same graph; null if that has none.
         metrics: what was published with the newest checkpoint; None if it had no output, or that was not recorded.
         pending_checkpoint_ids: the checkpoints whose output is not known to be published, oldest first.
     """
 
     position: Inline[SinkPosition]
     description: OptionalText
+    location: OptionalText
     metrics: SinkMetrics | None
     pending_checkpoint_ids: tuple[int, ...]
 
@@ -253,24 +245,18 @@ def sinks_at(head: Head, record: CheckpointRecord | None, graph: JobExplanation 
         graph: the newest stored graph.
     """
     chains = [chain for level in graph.levels for chain in level.chains] if graph else []
-    described = {sink.uid: sink.sink for chain in chains for sink in chain.sinks}
+    described = {sink.uid: sink for chain in chains for sink in chain.sinks}
     published, pending, metrics = head.entry.published, pending_of(head), record.sinks if record else {}
     return {
         uid: SinkStatus(
-            position=_sink_position(published.get(uid)),
-            description=described.get(uid, ""),
+            position=SinkPosition.of(published[uid]) if uid in published else SinkPosition("", None, 0),
+            description=described[uid].sink if uid in described else "",
+            location=described[uid].location if uid in described else "",
             metrics=metrics.get(uid),
             pending_checkpoint_ids=tuple(each.checkpoint_id for each in pending if each.sink == uid),
         )
         for uid in sorted({*published, *metrics, *(each.sink for each in pending)})
     }
-
-
-def _sink_position(published: PublishedOutput | None) -> SinkPosition:
-    if published is None:
-        return SinkPosition("", None, 0)
-    version = published.version if published.version >= 0 else None
-    return SinkPosition(published.table_id, version, published.checkpoint_id)
 
 
 @dataclass(frozen=True)
@@ -280,8 +266,8 @@ class JobState:
     Attributes:
         row: the job as in the list of jobs.
         description: its status; None if no run has begun.
-        newest: the entry of the checkpoint that the next run starts from; of one that a restore has made, that of the
-            checkpoint that was restored. None without one, for another job's, and if the history has no record of it.
+        newest: the entry of the checkpoint that the next run starts from; after a restore, the entry of the restored
+            checkpoint. None without one, for another job's, and if the history has no record of it.
         restore: the restore that has made the position, with who requested and approved it; None if a run has made it
             since, and if the history has no record of the restore.
         runs: the newest runs, newest first.

@@ -83,7 +83,7 @@ class RestorePlanPage:
 
 
 def restore_plan_page(reading: Reading[Snapshot], preview: Reading[RestorePreview]) -> RestorePlanPage:
-    """Returns the plan of a restore with what a reader needs beside it."""
+    """Returns the plan of a restore and the facts that a reader needs with it."""
     found = preview.value
     assert found is not None
     plan = found.plan

@@ -391,7 +391,7 @@ class Cell(Generic[T]):
             longest = self._limits.deadline if patience is None else patience
             wait = min(longest, self._limits.patience) if self._is_recent() else longest
             await self._wait(running, wait)
-            # The place of one that hangs is for others, also if nobody asks again.
+            # A call that hangs gives its place to others, also without a further request.
             self._threads.sweep()
         return self.now()
 
@@ -506,7 +506,7 @@ class _Followed:
 
 
 class Roots:
-    """The snapshots of job roots, bounded in memory: those that nobody looked at for longest are shortened.
+    """The snapshots of job roots, bounded in memory: those that were not read for longest are shortened.
 
     Args:
         limits: of memory, threads and time.
@@ -587,7 +587,7 @@ class Roots:
                 oldest, forgotten = self._followed.popitem(last=False)
                 self._long.pop(oldest, None)
                 self._counted -= forgotten.counted
-                # Otherwise the calls of all that were forgotten would wait before those of others.
+                # Otherwise the calls of all that were forgotten would wait before other calls.
                 forgotten.looks.forget()
             return followed
 

@@ -22,7 +22,7 @@ from stateflow.checkpoint.restore.plan_document import difference_of_texts
 from stateflow.errors import ConfigError
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry, Entry
 from stateflow.operations.restore_previews import KnownHistory, read_run_graph
-from stateflow.operations.status import RunFailure
+from stateflow.operations.status import RunFailure, run_name
 from stateflow.outputs import EventTime, Inline, OptionalId, OptionalText, Person, Timestamp
 from stateflow.runtime.planning.explain import JobExplanation
 from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_of, state_of, version_of
@@ -31,6 +31,7 @@ from stateflow.ui.checkpoints import (
     OperatorStatus,
     SourceStatus,
     find_point,
+    generation_of,
     no_checkpoint,
     operators_at,
     sources_at,
@@ -137,9 +138,9 @@ def runs_of(snapshot: Snapshot, dag_ids: Collection[str] = ()) -> list[RunSummar
         {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
     )
     position, newest = snapshot.position, 0
-    if position is not None and position.description.run_open and position.description.has_run:
+    if position is not None and position.description.run_open and position.description.run:
         newest = position.head.entry.generation
-        # It may be restoring the job, or have been killed meanwhile: only the log tells of it.
+        # It may be restoring the job, or have been killed meanwhile: only the log has it.
         starts.setdefault(newest, _claim_of(position.head.entry))
     generations = sorted(records.keys() | failures.keys() | starts.keys())
     return [
@@ -152,7 +153,7 @@ _NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
 
 
 def _claim_of(entry: LogEntry) -> ActionRecord:
-    """Returns what a log entry of a run tells of its start."""
+    """Returns a record of a run's start, with the facts of a log entry."""
     facts: dict[str, object] = {"run": entry.runs, "driver": entry.writer}
     reason = entry.note if entry.kind is EntryKind.CLAIM else ""
     return ActionRecord(seq=entry.generation, kind=RUN_START, ended_at="", by="", reason=reason, facts=facts)
@@ -224,7 +225,7 @@ def _failure(record: ActionRecord) -> RunFailure:
 
 
 def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
-    """Returns the record of a run's start, and that of the run before it; None for one that was not recorded."""
+    """Returns the records of the starts of a run and of the run before it; None for one that was not recorded."""
     starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq <= generation]
     starts.sort(key=lambda record: record.seq)
     own = starts.pop() if starts and starts[-1].seq == generation else None
@@ -296,8 +297,8 @@ def run_page(
         difference = ""
     elif before is not None and found.own is not None and found.previous is not None:
         names = (
-            f"{before.text('job_file')} of {_name_of(before.number('run'), before.seq)}",
-            f"{run.job_file} of {_name_of(run.run, generation)}",
+            f"{before.text('job_file')} of {run_name(before.number('run'), before.seq)}",
+            f"{run.job_file} of {run_name(run.run, generation)}",
         )
         difference = difference_of_texts(found.previous, found.own, names)
     checkpoints = _checkpoints(snapshot, generation)
@@ -314,10 +315,6 @@ def run_page(
         job_file_difference=difference,
         freshness=freshness_of(snapshot, reading, *([files] if files else [])),
     )
-
-
-def _name_of(run: int | None, generation: int) -> str:
-    return f"the run of generation {generation}" if run is None else f"run {run}"
 
 
 def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
@@ -439,11 +436,11 @@ def _starts_by_distance(snapshot: Snapshot, generation: int) -> list[ActionRecor
     return list(by_graph.values())[:_MOST_GRAPHS]
 
 
-def _generation_of(entry: Entry | None, manifest: Manifest | None) -> int:
+def _made_by(entry: Entry | None, manifest: Manifest | None) -> int:
     """Returns the generation of the run or restore that made a checkpoint; 0 if it is not known."""
-    if isinstance(entry, CheckpointEntry):
-        return entry.record.generation
-    return entry.record.seq if entry is not None else manifest.generation if manifest is not None else 0
+    if entry is not None:
+        return generation_of(entry.record)
+    return manifest.generation if manifest is not None else 0
 
 
 def _generation_of_graph(snapshot: Snapshot, entry: Entry | None, made_by: int) -> int:
@@ -474,7 +471,7 @@ def graph_page(
         graph_generation=stored.start.seq if stored.start else 0,
         graph_run=stored.start.number("run") if stored.start else None,
         checkpoint_id=checkpoint_id,
-        checkpoint_generation=_generation_of(entry, found),
+        checkpoint_generation=_made_by(entry, found),
         checkpoint_run=record.run if record else None,
         operators=operators_at(found, record),
         watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
@@ -527,7 +524,7 @@ class RunEndpoints:
         manifest = await self._roots.read_manifest(job, snapshot, ref) if ref else None
         generation = position.head.entry.generation
         if wanted:
-            made_by = _generation_of(entry, manifest.value if manifest else None)
+            made_by = _made_by(entry, manifest.value if manifest else None)
             generation = _generation_of_graph(snapshot, entry, made_by)
         graph = await self._graphs.read(job, snapshot, generation)
         states = [state_of(graph), str(graph.value and graph.value.start and graph.value.start.seq)]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from stateflow.checkpoint.history import Integrity
-from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, disposed_savepoints, is_outside
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.clock import parse_timestamp
@@ -43,7 +43,7 @@ _COMPARED = (
 _RETENTION = (
     Parameter("retain", {"type": "integer", "minimum": 1}, "checkpoints to keep; by default, none is released"),
     Parameter("savepoints", {"type": "integer", "minimum": 1}, "periodic savepoints to keep; by default all"),
-    Parameter("max_age", TEXT, "largest age of those to keep, such as 36h or 30d"),
+    Parameter("max_age", TEXT, "largest age of savepoints to keep, such as 36h or 30d"),
 )
 
 
@@ -74,7 +74,7 @@ class LastSavepoint:
 
 def last_savepoint(snapshot: Snapshot) -> LastSavepoint | None:
     """Returns the newest savepoint that was not disposed of."""
-    action = _newest_savepoint(snapshot)
+    action = next(_kept_savepoints(snapshot), None)
     if action is None:
         return None
     record = action.record
@@ -92,17 +92,16 @@ def last_savepoint(snapshot: Snapshot) -> LastSavepoint | None:
 
 def integrity_of_last_savepoint(snapshot: Snapshot) -> Integrity | None:
     """Returns whether the record of the newest savepoint is as it was recorded; None without one."""
-    action = _newest_savepoint(snapshot)
+    action = next(_kept_savepoints(snapshot), None)
     return snapshot.integrity_of(action.source) if action else None
 
 
-def _newest_savepoint(snapshot: Snapshot) -> Action | None:
-    disposed = {a.record.text("savepoint_id") for a in snapshot.actions if a.record.kind == "dispose"}
+def _kept_savepoints(snapshot: Snapshot) -> Iterator[Action]:
+    """Yields the records of the savepoints that were not disposed of, newest first."""
+    disposed = disposed_savepoints(action.record for action in snapshot.actions)
     for action in reversed(snapshot.actions):
-        record = action.record
-        if record.kind == SAVEPOINT_RECORD and (record.text("savepoint_id") or action.source) not in disposed:
-            return action
-    return None
+        if action.record.kind == SAVEPOINT_RECORD and action.record.text("savepoint_id") not in disposed:
+            yield action
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,16 @@ class _SavepointList:
 def savepoint_page(reading: Reading[Snapshot], listed: Reading[_SavepointList]) -> SavepointPage:
     """Returns a page of the savepoints of a job."""
     snapshot, page = reading.value, listed.value or _SavepointList()
-    elsewhere = tuple(reversed(list(snapshot.entries_of(_elsewhere(snapshot))))) if snapshot else ()
+    elsewhere = tuple(snapshot.entries_of(_elsewhere(snapshot))) if snapshot else ()
     freshness = freshness_of(snapshot, reading, listed)
     known = _integrities(snapshot) if snapshot else {}
     rows = tuple(SavepointRow(each, known.get(each.report.id or each.report.name)) for each in page.found)
     return SavepointPage(rows, page.more is not None, to_cursor(page.more), elsewhere, freshness)
+
+
+def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:
+    own = snapshot.root.storage.uri
+    return (action for action in _kept_savepoints(snapshot) if is_outside(action.record, own))
 
 
 def _integrities(snapshot: Snapshot) -> dict[str, Integrity]:
@@ -169,16 +173,6 @@ def _integrities(snapshot: Snapshot) -> dict[str, Integrity]:
         each.record.text("savepoint_id") or each.record.text("savepoint"): snapshot.integrity_of(each.source)
         for each in made
     }
-
-
-def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:
-    own = f"{snapshot.root.storage.uri.rstrip('/')}/"
-    disposed = {a.record.text("savepoint_id") for a in snapshot.actions if a.record.kind == "dispose"}
-    for action in snapshot.actions:
-        record = action.record
-        is_kept = record.kind == SAVEPOINT_RECORD and record.text("savepoint_id") not in disposed
-        if is_kept and not (record.text("path") or own).startswith(own):
-            yield action
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ class _Savepoints:
 
     Args:
         storage: the job root.
-        made_at: returns when savepoints were made, by the name of their folder, as far as the history tells it.
+        made_at: returns when savepoints were made, by the name of their folder, as far as the history has it.
         before: the place after which the page begins; None for the newest ones.
         limit: the largest number of savepoints.
     """
@@ -263,7 +257,7 @@ class _Savepoints:
             return names, None
         # Names do not tell when savepoints were made.
         present, made_at = set(names), self._made_at()
-        # Of those that the history does not tell of any more, or not yet. Without a document, one is not complete.
+        # The history has no record of them any more, or not yet. Without a document, one is not complete.
         asked = present - made_at.keys() - self._stored_at.keys()
         stored = pool.map(lambda name: (name, self._storage.info(f"{SAVEPOINTS}{name}/{SAVEPOINT}")), asked)
         new = {name: datetime.fromtimestamp(blob.modified_ms / 1000, UTC) for name, blob in stored if blob}

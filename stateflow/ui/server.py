@@ -29,8 +29,8 @@ class PagesSettings:
         host: address to listen at.
         port: port to listen at; 0 for any free one.
         token: what clients must send; empty for none.
-        allowed_hosts: names of hosts by which clients may reach the server, in addition to those of a loopback address;
-            empty for any, if it listens at another address.
+        allowed_hosts: names of hosts by which clients may reach the server, in addition to the names of a loopback
+            address; empty for any, if it listens at another address.
         connections: maximum number of connections; further ones are answered with status 503.
         limits: memory, threads and time of following job roots.
     """
@@ -58,7 +58,7 @@ class PagesServer:
         if 0 < len(settings.token) < _SHORTEST_TOKEN:
             raise ConfigError(
                 f"the token of a {_SERVER} has fewer than {_SHORTEST_TOKEN} characters: others could guess it",
-                hint="openssl rand -hex 32 prints one that nobody guesses",
+                hint="openssl rand -hex 32 prints one that cannot be guessed",
                 characters=len(settings.token),
             )
         self._catalog = catalog

@@ -166,7 +166,7 @@ class Action:
 
 @dataclass(frozen=True)
 class History:
-    """The records of the objects that were read, in their order. A change costs little beside making it again.
+    """The records of the objects that were read, in their order. A change costs little, compared with making it again.
 
     Attributes:
         points: checkpoints, also aborted ones, and restores, oldest first.
@@ -266,7 +266,7 @@ class Snapshot:
 
     @property
     def coverage(self) -> tuple[int, bool, bool]:
-        """What is known to be missing."""
+        """The extent that was read, and which gaps are known."""
         return int(self.extent), self.truncated, self.savepoints_known
 
     @property
@@ -302,7 +302,7 @@ class Snapshot:
         return frozenset(self.check.changed)
 
     def integrity_of(self, source: str) -> Integrity:
-        """Returns whether the records of an object are as they were recorded; those of the manifest always are."""
+        """Returns whether the records of an object are as they were recorded; records of the manifest always are."""
         if source in self._changed:
             return Integrity.CHANGED
         return Integrity.VERIFIED if not source or source in self.check.verified else Integrity.UNVERIFIED
@@ -415,7 +415,7 @@ class RootReader:
             self._lock.release()
 
     def _find_position(self) -> tuple[Snapshot, Position | None]:
-        """Returns what is known of the job root, and its newest log entry."""
+        """Returns the present snapshot of the job root, and its newest log entry."""
         if self.snapshot is not None:
             try:
                 position = self._position(self.snapshot)
@@ -501,7 +501,7 @@ class RootReader:
         missing = [chosen[key] for key in reversed(chosen) if key not in had]
         read = _read_objects(known.root.storage, missing[:_AT_ONCE])
         if read and self._is_at_known_head(known):
-            # Of a run's failure, which the description contains, no log entry tells.
+            # The description has the failure of a run, which no log entry has.
             known = replace(known, position=_described_again(known))
         others = {key for key, each in read.items() if _is_action(key) and not each.is_of_person}
         self._others = (self._others & wanted.keys()) | others
@@ -554,7 +554,7 @@ def _read_position(root: JobRoot, head: Head, before: Position | None) -> Positi
 
 
 def _described_again(known: Snapshot) -> Position:
-    """Returns the position with what the history tells of the newest run; the known one if its files are gone."""
+    """Returns the position with the history's facts about the newest run; the known one if its files are gone."""
     position = known.position
     assert position is not None
     try:

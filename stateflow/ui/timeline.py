@@ -14,7 +14,7 @@ from stateflow.checkpoint.log.documents import CheckpointRecord, Record
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry
 from stateflow.outputs import Inline, OptionalText
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
-from stateflow.ui.checkpoints import CheckpointSummary, summary_of
+from stateflow.ui.checkpoints import CheckpointSummary, generation_of, summary_of
 from stateflow.ui.openapi import Endpoint
 from stateflow.ui.requests import CURSOR, Call, limit_parameter, to_cursor
 from stateflow.ui.roots import Catalog, Reading, Roots
@@ -111,15 +111,13 @@ def _action_key(action: Action) -> ActionKey:
 
 def _runs_of(runs: Iterable[RunSummary], shown: Sequence[Point | Action], *, is_first: bool) -> tuple[RunSummary, ...]:
     """Returns the runs of records; on the first page also one that has no record yet."""
-    generations = {_generation_of(each.record) for each in shown}
+    generations = {generation_of(each.record) for each in shown if _is_of_run(each.record)}
     return tuple(run for run in runs if run.generation in generations or (is_first and run.is_open))
 
 
-def _generation_of(record: Record) -> int:
-    """Returns the generation of a checkpoint, or of a run that began or failed; 0 for other actions."""
-    if isinstance(record, CheckpointRecord):
-        return record.generation
-    return record.seq if record.kind in (RUN_START, FAILURE) else 0
+def _is_of_run(record: Record) -> bool:
+    """Returns whether a run has recorded it: a checkpoint, its start, or the error that it ended with."""
+    return isinstance(record, CheckpointRecord) or record.kind in (RUN_START, FAILURE)
 
 
 _LIMIT = limit_parameter(500, 2000)

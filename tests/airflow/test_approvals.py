@@ -311,7 +311,7 @@ def test_the_question_shows_what_is_stopped_and_hostile_text_only_as_text(
     operator = asks_to_stop(idle_job, name="x](http://evil) **now**", drain="true", response_timeout=timedelta(days=1))
     body = asked(operator, monkeypatch, task())
     head = root_files.head(idle_job.root)
-    assert f"generation {head.doc['generation']}" in body and f"checkpoint {head.checkpoint}" in body
+    assert f"run {head.doc['runs']}" in body and f"checkpoint {head.checkpoint}" in body
     assert r"x\](http" in body
     assert "**now" not in body and "event-time timer" in body and "UTC" in body
 

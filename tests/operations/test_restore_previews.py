@@ -150,17 +150,13 @@ def job(tmp_path: Path) -> Job:
     return job
 
 
-_UNKNOWN_SINK = {"table": None, "read": False}
-"""What a plan without the job's code never has of a table."""
-
-
 def comparable(plan: RestorePlan, like: RestorePlan) -> dict[str, Any]:
     """Returns a plan as the plan `like`, which has less, would have it."""
     found, known = msgspec.to_builtins(plan), msgspec.to_builtins(like)
     assert isinstance(found, dict) and isinstance(known, dict)
     sinks = {sink["uid"]: sink for sink in known["sinks"]}
     for sink in found["sinks"]:
-        sink |= _UNKNOWN_SINK
+        sink["read"] = False
         if sinks[sink["uid"]]["rows_removed"] is None:
             sink |= dict.fromkeys(("target_version", "rows_removed", "rows_returned"))
     for source in found["sources"]:

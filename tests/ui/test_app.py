@@ -160,6 +160,7 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
         assert runs[generation]["checkpoints"] == len(own)
         assert runs[generation]["rows_in"] == sum(r.rows_in for r in own)
     assert [run["generation"] for run in state["runs"]] == sorted(runs, reverse=True)
+    assert found["run"] == state["runs"][0]["run"]
     assert state["undone_count"] == len(records) - len(job.checkpoints)
 
 
@@ -173,8 +174,9 @@ def test_a_sink_has_its_position_its_target_and_what_the_newest_checkpoint_publi
         sink = sinks["out"]
         assert (sink["checkpoint_id"], sink["pending_checkpoint_ids"]) == (newest.checkpoint_id, [])
         assert sink["metrics"] == to_object(newest.sinks["out"]) and sink["metrics"]["rows"] == newest.rows_out["out"]
-        # Only a stored graph tells of the target.
-        assert (sink["description"] is not None) is is_described
+        # Only a stored graph has the target.
+        target = ("FolderSink", str(each.folder / "out")) if is_described else (None, None)
+        assert (sink["description"], sink["location"]) == target
 
 
 def test_output_that_is_not_known_to_be_published_is_shown_with_its_checkpoints(job: PagesJob) -> None:

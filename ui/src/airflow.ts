@@ -145,10 +145,10 @@ export function useMe(): AirflowUser | null {
 
 /** The DAGs of a job; none on the pages' own server, and none for a job that no DAG runs. */
 export interface Family {
-  /** Whether they are known, so that what is missing does not exist. */
+  /** Whether they are known, so that a missing one does not exist. */
   isKnown: boolean;
   problem: Problem | null;
-  /** The job's name, as far as the page knows it: that of the folder of its job root. */
+  /** The job's name, as far as the page knows it: the name of the folder of its job root. */
   name: string;
   /** The DAG with this role whose name is nearest to the job's. */
   dag: (role: FamilyDag["role"]) => FamilyDag | null;

@@ -61,7 +61,7 @@ export function entryOf<T>(values: Readonly<Record<string, T>>, name: string): T
   return Object.hasOwn(values, name) ? values[name] : undefined;
 }
 
-// The bundle is served beside `api/`: this holds behind any path prefix, and in Airflow's page.
+// The bundle is served next to `api/`: this holds behind any path prefix, and in Airflow's page.
 const bundle = import.meta.url;
 /** Whether the pages are on their own: their server asks for a token, where Airflow has a session. */
 export const isStandalone = import.meta.env.MODE === "standalone";
@@ -214,7 +214,7 @@ interface Found {
   problem: Problem | null;
 }
 
-/** What is known after a request: nothing is drawn again for the same answers, and a failure takes none away. */
+/** The state after a request: nothing is drawn again for the same answers, and a failure takes none away. */
 function nextOf(before: Found, found: Found): Found {
   if (before.address !== found.address) return found;
   const isSame = before.answers.length === found.answers.length && before.answers.every(({ value }, at) => value === found.answers[at]?.value);

@@ -120,7 +120,7 @@ it("adds the bounds of tables that do not tell to the rows of those that do", ()
   const two = { ...plan, sinks: [sink, { ...sink, uid: "more", rows_removed: null, rows_written_since: 6 }] };
   expect([rowsRemoved(two), rowsText(rowsRemoved(two))]).toEqual([{ exact: null, most: 1240 }, "at most 1,240 rows"]);
   // A table that is kept, printed rows, and rows that a function has received, lose nothing.
-  const staying = ["standard output", "function"].map((kind) => ({ ...sink, kind, rows_removed: null }));
+  const staying = (["standard output", "function"] as const).map((kind) => ({ ...sink, kind, rows_removed: null }));
   const kept = { ...plan, sinks: [sink, { ...sink, mode: "keep" as const, rows_removed: 0, rows_written_since: 9 }, ...staying] };
   expect(rowsText(rowsRemoved(kept))).toBe("1,234 rows");
 });
@@ -133,7 +133,7 @@ it("counts the checkpoints that savepoints keep, each once", () => {
 
 it("calls a sink a table only if it is one", () => {
   const { sink } = parts();
-  const printed = { ...plan, sinks: [sink, { ...sink, kind: "topic" }] };
+  const printed = { ...plan, sinks: [sink, { ...sink, kind: "topic" as const }] };
   expect([lossNumbers(plan)[0].label, lossNumbers(printed)[0].label]).toEqual(["rows are removed from tables", "rows are removed from sinks"]);
   expect(lossSentences(printed).join(" ")).toContain("2 commits of other writers to topic of out are undone");
 });

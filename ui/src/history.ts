@@ -1,4 +1,4 @@
-// The history of a job, part by part: its newest records at first, and what is older once a reader wants it.
+// The history of a job, part by part: its newest records first, and older ones once a reader wants them.
 import { useState } from "react";
 import { type Resource, type TimelinePage, useResource } from "./api";
 

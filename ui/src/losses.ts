@@ -8,7 +8,7 @@ export interface LossNumber {
   label: string;
   /** What makes it harmless or worse. */
   note: string;
-  /** Whether something is known to be lost: what is not known is not a loss. */
+  /** Whether something is known to be lost: an unknown number is not a loss. */
   isLoss: boolean;
 }
 
@@ -29,9 +29,24 @@ export interface Rows {
   most: number | null;
 }
 
+/** What a restore cannot take back from a sink, by its kind; null if it removes rows. */
+const STAYING: Record<SinkChange["kind"], string | null> = {
+  table: null,
+  topic: null,
+  files: null,
+  "standard output": "printed rows stay",
+  function: "the function has received its rows",
+  sink: null,
+};
+
+/** Why a restore removes nothing of a sink that does not keep its content; null for other sinks. */
+export function stayingText({ kind }: Pick<SinkChange, "kind">): string | null {
+  return STAYING[kind];
+}
+
 /** Whether the restore removes nothing of a sink: rows that were printed, or given to a function, remain. */
-export function staysAsItIs({ mode, kind }: Pick<SinkChange, "mode" | "kind">): boolean {
-  return mode === "keep" || kind === "standard output" || kind === "function";
+export function staysAsItIs(sink: Pick<SinkChange, "mode" | "kind">): boolean {
+  return sink.mode === "keep" || stayingText(sink) !== null;
 }
 
 /** Rows that the restore removes from a sink: without its table, at most those that the history says it has written since. */
@@ -131,7 +146,7 @@ function areRowsLost(plan: RestorePlan): boolean {
   return exact !== null && exact > 0 && areWrittenAgain(plan) === false;
 }
 
-/** What is known to be lost for ever, a sentence with a number for each loss. */
+/** Known losses for ever, a sentence with a number for each loss. */
 export function lossSentences(plan: RestorePlan): string[] {
   const lost = lostCheckpoints(plan);
   const sentences = plan.sinks

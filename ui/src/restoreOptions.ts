@@ -9,7 +9,7 @@ export interface RestoreOptions {
   drop: readonly string[];
   /** New name by the uid in the target; empty for the same. */
   newNames: Readonly<Record<string, string>>;
-  /** Position by the uid of a source; empty for that of the target. */
+  /** Position by the uid of a source; empty for the target's. */
   positions: Readonly<Record<string, string>>;
   fromOtherJob: boolean;
   claimMode: "no-claim" | "claim";
@@ -52,7 +52,7 @@ function params(options: RestoreOptions) {
   };
 }
 
-/** The query of `restore-plan`: its names are those of the recovery DAG's form. */
+/** The query of `restore-plan`: it has the names of the recovery DAG's form. */
 export function planQuery(options: RestoreOptions): string {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params(options))) {

@@ -50,6 +50,7 @@ export const list: JobList = { jobs: [job, gone], next_cursor: null, searches: [
 export const described: NonNullable<JobState["description"]> = {
   job: "flights",
   job_uuid: "1",
+  run: 3,
   generation: 9,
   head_seq: 12,
   checkpoint_id: 13,

@@ -291,6 +291,11 @@ class PublishedOutput(Document, frozen=True, kw_only=True):
     checkpoint_id: int
     """The last checkpoint whose output was published there; 0 when there is none."""
 
+    @property
+    def known_version(self) -> int | None:
+        """Its version; None if it is not known, as after a restore."""
+        return self.version if self.version >= 0 else None
+
 
 class EntryRef(Document, frozen=True, kw_only=True, eq=False):
     """A reference to a checkpoint: sequence number and hash of its log entry, and what readers need of that entry.
@@ -924,6 +929,17 @@ def sort_records(records: Iterable[Record]) -> list[Record]:
     saved = [r for r in known if isinstance(r, ActionRecord) and r.kind == SAVEPOINT_RECORD]
     made = {r.text("savepoint_id"): _time(r.ended_at) for r in saved}
     return sorted(known, key=lambda r: _rank(r, positions, made))
+
+
+def disposed_savepoints(actions: Iterable[ActionRecord]) -> set[str]:
+    """Returns the ids of the savepoints that were disposed of; a damaged one was disposed of without its id."""
+    return {action.text("savepoint_id") for action in actions if action.kind == "dispose"} - {""}
+
+
+def is_outside(savepoint: ActionRecord, job_root: str) -> bool:
+    """Returns whether a savepoint was made outside of a job root; one without a path was made in it."""
+    own = f"{job_root.rstrip('/')}/"
+    return not (savepoint.text("path") or own).startswith(own)
 
 
 def _rank(record: Record, positions: list[Record], made: dict[str, datetime]) -> tuple[int, bool, datetime, bool, str]:

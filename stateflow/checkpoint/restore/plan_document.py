@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from stateflow.checkpoint.history import read_history, read_pending_records
 from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor, lineage_of, lineage_ranges
@@ -153,8 +154,8 @@ _UNREAD = (
     "the restore removes, and whether it would undo what others have written"
 )
 _RUN_OPEN = (
-    "of the job has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes this "
-    "plan outdated; otherwise executing the plan ends it"
+    "the newest run has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes "
+    "this plan outdated; otherwise executing the plan ends it"
 )
 _CLAIMED = (
     "the job claims the savepoint, and deletes it once the restored state is no longer one of its retained checkpoints"
@@ -204,30 +205,38 @@ class SourceChange(Document, frozen=True, kw_only=True):
     """Its uid in the target if that differs."""
 
 
-UNKNOWN_KIND = "sink"
-PRINTED = "standard output"
-_CALLED = "function"
+class SinkKind(StrEnum):
+    """Kinds of sinks, by where they write to."""
+
+    TABLE = "table"
+    TOPIC = "topic"
+    FILES = "files"
+    PRINTED = "standard output"
+    FUNCTION = "function"
+    UNKNOWN = "sink"
+    """A sink of another class."""
+
+    @classmethod
+    def of(cls, name: str) -> SinkKind:
+        """Returns the kind of a sink by the name of its class."""
+        return _KINDS.get(name, cls.UNKNOWN)
+
+
 _KINDS = {
-    **dict.fromkeys(("DeltaSink", "IcebergSink", "PostgresSink"), "table"),
-    "KafkaSink": "topic",
-    "FileSink": "files",
-    "PrintSink": PRINTED,
-    "ForeachBatchSink": _CALLED,
+    **dict.fromkeys(("DeltaSink", "IcebergSink", "PostgresSink"), SinkKind.TABLE),
+    "KafkaSink": SinkKind.TOPIC,
+    "FileSink": SinkKind.FILES,
+    "PrintSink": SinkKind.PRINTED,
+    "ForeachBatchSink": SinkKind.FUNCTION,
 }
-
-
-def kind_of_sink(name: str) -> str:
-    """Returns what a sink writes to, by the name of its class."""
-    return _KINDS.get(name, UNKNOWN_KIND)
 
 
 class SinkChange(Document, frozen=True, kw_only=True):
     """The current and the restored version of one sink's table."""
 
     uid: str
-    kind: str = UNKNOWN_KIND
-    """What it writes to: ``table``, ``topic``, ``files``, ``standard output`` or ``function``; ``sink`` if that is not
-    known."""
+    kind: SinkKind = SinkKind.UNKNOWN
+    """What it writes to; ``sink`` if that is not known."""
     mode: SinkMode
     table_id: str
     table: str | None
@@ -339,8 +348,35 @@ class RestorePlan(Document, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """A hash that identifies this plan in a request's id."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+        """A hash of what is executed and what its approver decides on, for the id of a request."""
+        return hashlib.sha256(msgspec.json.encode(_decided(self), order="deterministic")).hexdigest()[:32]
+
+
+ONLY_SHOWN: Mapping[type[Document], Set[str]] = {
+    SinkChange: {"kind", "rows_written_since"},
+    StateChange: {"current_bytes", "current_parallelism"},
+}
+"""Fields of a plan that help to read it: neither is it executed by them, nor do they say what it changes or loses."""
+
+
+def _decided(value: object) -> object:
+    """Returns what a digest has of a part of a plan.
+
+    A field with its default is left out: a version of stateflow that adds a field has the same digest of an earlier
+    version's plan, which may have been approved before an upgrade.
+    """
+    if isinstance(value, list | tuple):
+        return [_decided(each) for each in value]
+    if not isinstance(value, Document):
+        return value
+    shown = ONLY_SHOWN.get(type(value), set())
+    found = {each.name: (each, getattr(value, each.name)) for each in msgspec.structs.fields(value)}
+    return {n: _decided(own) for n, (field, own) in found.items() if n not in shown and own != _default_of(field)}
+
+
+def _default_of(field: FieldInfo) -> object:
+    # NODEFAULT equals no value of a field.
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 LARGEST_DIFFERENCE = 64_000
@@ -528,12 +564,12 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     if plan.claim_mode is ClaimMode.CLAIM:
         found.append(Caution("", f"{_CLAIMED}: {plan.savepoint_path}"))
     if plan.run_open:
-        found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
+        found.append(Caution("", _RUN_OPEN))
     return found + _lost_checkpoints(plan)
 
 
 def _name_of(sink: SinkChange) -> str:
-    return f"sink {sink.uid}" if sink.kind == UNKNOWN_KIND else f"{sink.kind} of {sink.uid}"
+    return f"sink {sink.uid}" if sink.kind is SinkKind.UNKNOWN else f"{sink.kind} of {sink.uid}"
 
 
 def _kept_tables(plan: RestorePlan) -> list[Caution]:
@@ -545,7 +581,7 @@ def _kept_tables(plan: RestorePlan) -> list[Caution]:
     if not kept:
         return []
     if len(kept) == len(plan.sinks):
-        what = "tables" if all(s.kind == "table" for s in kept) else "sinks"
+        what = "tables" if all(s.kind is SinkKind.TABLE for s in kept) else "sinks"
         text = f"{what} keep their content: {_WRITTEN_AGAIN.format('them')}{follow.replace('it has', 'they have')}"
         return [Caution("", text)]
     return [Caution(_name_of(s), f"kept: {_WRITTEN_AGAIN.format('it')}{follow}") for s in kept]
@@ -610,7 +646,7 @@ def describe_replay(plan: RestorePlan) -> str:
 
 def _stays(sink: SinkChange) -> bool:
     """Returns whether a restore removes no rows of a sink: those that were printed, or given to a function, remain."""
-    return sink.mode is SinkMode.KEEP or sink.kind in (PRINTED, _CALLED)
+    return sink.mode is SinkMode.KEEP or sink.kind in (SinkKind.PRINTED, SinkKind.FUNCTION)
 
 
 def _describe_undone(plan: RestorePlan) -> str:

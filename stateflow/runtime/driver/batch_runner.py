@@ -567,5 +567,4 @@ def _spreads(reports: list[TaskReport]) -> dict[str, Spread]:
 
 
 def _full_bytes(report: TaskReport) -> int:
-    state = report.state
-    return sum(file.size for file in state.files) + len(state.inline or b"") if state else 0
+    return report.state.size_bytes if report.state else 0

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from stateflow.api.datasets import without_credentials
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph import (
     ColumnsNode,
@@ -93,8 +94,10 @@ class SinkExplanation:
     """A sink, which writes rows in the task that emits them.
 
     Attributes:
+        sink: name of its class.
         from_uids: uids of the sources and operators that the rows come from.
         delivery: a value of `Delivery`, by the sink and by the mode of checkpoints.
+        location: path or address that it writes to, without credentials; null for a sink without one.
     """
 
     uid: str
@@ -102,6 +105,7 @@ class SinkExplanation:
     rows: str
     from_uids: tuple[str, ...]
     delivery: str = Delivery.EXACTLY_ONCE
+    location: OptionalText = ""
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,12 @@ def _chain(
         windows=_windows(operator),
         sinks=tuple(
             SinkExplanation(
-                s.uid, type(s.sink).__name__, _lineage(o.node), _producers(o.node), delivery_of(s.sink, settings)
+                uid=s.uid,
+                sink=type(s.sink).__name__,
+                rows=_lineage(o.node),
+                from_uids=_producers(o.node),
+                delivery=delivery_of(s.sink, settings),
+                location=without_credentials(s.sink.location),
             )
             for o in chain.outputs
             for s in o.sinks

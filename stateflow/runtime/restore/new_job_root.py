@@ -421,7 +421,7 @@ def _check_own_output(
         SinkDiverged: the table lacks output that the savepoint's job published up to the savepoint, or has some that
             it published afterwards.
     """
-    is_known = published is not None and published.version >= 0
+    is_known = published is not None and published.known_version is not None
     rewind = table.plan_rewind(checkpoint_id)
     if rewind.to_version is not None and (rewind.rows_removed != 0 or rewind.rows_returned != 0):
         raise SinkDiverged(

@@ -31,12 +31,12 @@ from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SinkKind,
     SinkLeft,
     SourceAction,
     SourceChange,
     StateChange,
     is_run_open,
-    kind_of_sink,
     replay_since,
     state_changes,
 )
@@ -572,23 +572,19 @@ def _table_id(context: RestoreContext, sink: BoundSink) -> str | None:
 
 def _sink_change(context: RestoreContext, sink: BoundSink, table_id: str, mode: SinkMode) -> SinkChange:
     table = sink.open_table()
-    if mode is SinkMode.KEEP:
-        return SinkChange(
-            uid=sink.uid,
-            kind=kind_of_sink(type(sink.sink).__name__),
-            mode=mode,
-            table_id=table_id,
-            table=sink.location or None,
-            current_version=table.version,
-        )
-    rewind = context.plan_rewind(sink.uid, table)
-    return SinkChange(
+    rewind = None if mode is SinkMode.KEEP else context.plan_rewind(sink.uid, table)
+    change = SinkChange(
         uid=sink.uid,
-        kind=kind_of_sink(type(sink.sink).__name__),
+        kind=SinkKind.of(type(sink.sink).__name__),
         mode=mode,
         table_id=table_id,
         table=sink.location or None,
-        current_version=rewind.from_version,
+        current_version=rewind.from_version if rewind else table.version,
+    )
+    if rewind is None:
+        return change
+    return msgspec.structs.replace(
+        change,
         target_version=rewind.to_version,
         rows_removed=rewind.rows_removed,
         rows_returned=rewind.rows_returned,

@@ -13,15 +13,17 @@ from stateflow.api.sink import PrintSink, Sink
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import ABORTED, ActionRecord, Ancestry, CheckpointRecord, RestoreStep, SinkMode
 from stateflow.checkpoint.restore import plan_document
-from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
+from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind, StateMove
 from stateflow.checkpoint.restore.plan_document import (
     LARGEST_DIFFERENCE,
+    ONLY_SHOWN,
     GraphPlan,
     PlanPart,
     Replay,
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
+    SinkKind,
     SinkLeft,
     SourceAction,
     SourceChange,
@@ -33,13 +35,14 @@ from stateflow.checkpoint.restore.plan_document import (
     differing_parts,
     expected_plan_of,
     is_outdated,
-    kind_of_sink,
     rows_removed_text,
 )
 from stateflow.checkpoint.restore.targets import is_at_or_before, resolve_target
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.connectors.foreach_batch import ForeachBatchSink
 from stateflow.errors import ConfigError
+from stateflow.outputs import output_classes
+from stateflow.state.handles import Document
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.checkpoint.records import record
 
@@ -83,7 +86,7 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
         (_plan(sinks=[_sink(SinkMode.KEEP)]), [""]),
         (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["sink topic"]),
         (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["sink out"]),
-        (_plan(sinks=[msgspec.structs.replace(_sink(others=("x",)), kind="table")]), ["table of out"]),
+        (_plan(sinks=[msgspec.structs.replace(_sink(others=("x",)), kind=SinkKind.TABLE)]), ["table of out"]),
         (_plan(sinks=[UNREAD, _sink(SinkMode.KEEP, uid="topic")], sources=[_source(True)]), ["sink out", "sink topic"]),
         # The log shows that nothing of it is removed.
         (_plan(sinks=[msgspec.structs.replace(UNREAD, rows_removed=0)], sources=[_source(True)]), []),
@@ -109,7 +112,7 @@ def test_each_risk_is_a_caution(plan: RestorePlan, about: list[str]) -> None:
 def test_rows_that_cannot_be_removed_are_announced_as_staying(sink: type[Sink], read: bool) -> None:
     staying = SinkChange(
         uid="told",
-        kind=kind_of_sink(sink.__name__),
+        kind=SinkKind.of(sink.__name__),
         mode=SinkMode.RESTORE,
         table_id="t",
         table=None,
@@ -285,3 +288,80 @@ def test_an_expected_plan_is_compared_part_by_part() -> None:
     for wrong in ("x", "target=1", f"{expected},", f"other={'0' * 12}", f"{expected} "):
         with pytest.raises(ConfigError):
             differing_parts(plan, wrong)
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+DECIDED: dict[type, str] = {
+    RestorePlan: "job job_uuid head_seq generation ordinal checkpoint_id target target_label target_checkpoint_id "
+    "target_committed_at target_sha256 savepoint_path savepoint_made_at undone foreign parent_job parent_job_uuid "
+    "claim_mode mode parallelism operators states sources sinks left dropped_checkpoint_ids saved rows_again "
+    "checkpoints_after run_open graph made_at job_file job_file_changed_at code_hash code_difference "
+    "job_file_difference",
+    GraphPlan: "maps sources drop positions_at moves dropped old_max_parallelism max_parallelism",
+    StateMove: "kind old old_state new new_state",
+    DroppedState: "kind uid state",
+    StateChange: "uid action target_bytes olds target_parallelism",
+    SourceChange: "uid current_offset target_offset available files action old",
+    SinkChange: "uid mode table_id table current_version target_version read rows_removed rows_returned others",
+    SinkLeft: "uid table_id checkpoint_id",
+    SavedCheckpoint: "checkpoint_id savepoint",
+}
+"""Fields that a digest has: an approval counts for no plan with another value. `ONLY_SHOWN` has the others."""
+
+
+def _digest_of_plan_with(part: Any) -> str:
+    if isinstance(part, RestorePlan):
+        return part.digest
+    if isinstance(part, GraphPlan):
+        return _plan(graph=part).digest
+    if isinstance(part, StateMove):
+        return _plan(graph=GraphPlan(moves=[part])).digest
+    if isinstance(part, DroppedState):
+        return _plan(graph=GraphPlan(dropped=[part])).digest
+    lists: dict[type, str] = {
+        StateChange: "states",
+        SourceChange: "sources",
+        SinkChange: "sinks",
+        SinkLeft: "left",
+        SavedCheckpoint: "saved",
+    }
+    return _plan(**{lists[type(part)]: [part]}).digest
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        _plan(),
+        GraphPlan(),
+        StateMove(kind=StateKind.KEYED, old="a", old_state="s", new="b", new_state="s"),
+        DroppedState(kind=StateKind.KEYED, uid="a", state="s"),
+        STATES[0],
+        _source(True),
+        _sink(),
+        LEFT[0],
+        SAVED[0],
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_digest_has_each_field_that_is_executed_or_decided_on(part: Document) -> None:
+    assert set(DECIDED) == set(output_classes(RestorePlan))
+    names, decided = set(part.__struct_fields__), set(DECIDED[type(part)].split())
+    # A new field belongs to one of both.
+    assert names == decided | ONLY_SHOWN.get(type(part), set())
+    own = _digest_of_plan_with(part)
+    changed = {name: msgspec.structs.replace(part, **{name: ["other"]}) for name in names}
+    assert {name for name, other in changed.items() if _digest_of_plan_with(other) != own} == decided
+
+
+def test_a_plan_that_an_earlier_version_has_made_keeps_its_digest() -> None:
+    plan = _plan(sinks=[_sink()], sources=[_source(True)], states=STATES)
+    document = msgspec.to_builtins(plan)
+    # Fields that an earlier version did not have.
+    for part, names in (
+        (document, ("left", "undone", "job_file_difference")),
+        (document["sinks"][0], ("kind", "read")),
+    ):
+        for name in names:
+            del part[name]
+    assert msgspec.convert(document, RestorePlan).digest == plan.digest == "94b55110d807c3d92ac42162047edbfa"

@@ -614,6 +614,7 @@ export interface components {
             code_hash: string | null;
             waiting: components["schemas"]["Waiting"][];
             progress: components["schemas"]["RunProgress"] | null;
+            run: number | null;
         };
         /** @description The physical plan of a job, as plain values. */
         JobExplanation: {
@@ -1124,7 +1125,8 @@ export interface components {
         /** @description The current and the restored version of one sink's table. */
         SinkChange: {
             uid: string;
-            kind: string;
+            /** @enum {unknown} */
+            kind: "table" | "topic" | "files" | "standard output" | "function" | "sink";
             /** @enum {unknown} */
             mode: "restore" | "keep";
             table_id: string;
@@ -1144,6 +1146,7 @@ export interface components {
             rows: string;
             from_uids: string[];
             delivery: string;
+            location: string | null;
         };
         /** @description A table with output after the target whose sink the job does not have; it stays unchanged. */
         SinkLeft: {
@@ -1170,6 +1173,7 @@ export interface components {
             version: number | null;
             checkpoint_id: number | null;
             description: string | null;
+            location: string | null;
             metrics: components["schemas"]["SinkMetrics"] | null;
             pending_checkpoint_ids: number[];
         };
@@ -1640,7 +1644,7 @@ export interface operations {
                 retain?: number;
                 /** @description periodic savepoints to keep; by default all */
                 savepoints?: number;
-                /** @description largest age of those to keep, such as 36h or 30d */
+                /** @description largest age of savepoints to keep, such as 36h or 30d */
                 max_age?: string;
             };
             header?: never;

@@ -3,6 +3,8 @@ import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, entryOf, useResource } from "../api";
 import { counted, formatCount, formatTime, offsetText, sizeText, visible } from "../format";
+import { CopiedPath } from "../parts/Command";
+import type { Fact } from "../parts/Facts";
 import { SelectField } from "../parts/Fields";
 import { CheckpointLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -113,7 +115,7 @@ function Origin({ page, isChosen, isOfRestore }: { page: GraphPage; isChosen: bo
           "The job has no checkpoint: sizes are not known."
         ) : (
           <>
-            Sizes and rates are those of <CheckpointLink id={id}>checkpoint {id}</CheckpointLink>
+            Sizes and rates are of <CheckpointLink id={id}>checkpoint {id}</CheckpointLink>
             {made !== null && run !== null && (
               <>
                 {" "}
@@ -143,33 +145,41 @@ function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobEx
       {remark !== "" && <Text>{remark}</Text>}
       {factsOf(node, graph, chains, page).map(([name, value]) => (
         <Text key={name} overflowWrap="anywhere">
-          {name}: {visible(value)}
+          {name}: {typeof value === "string" ? visible(value) : value}
         </Text>
       ))}
     </Stack>
   );
 }
 
-function factsOf({ kind, uid }: GraphNode, graph: JobExplanation, chains: readonly ChainExplanation[], page: GraphPage): [string, string][] {
+function factsOf({ kind, uid }: GraphNode, graph: JobExplanation, chains: readonly ChainExplanation[], page: GraphPage): Fact[] {
   if (kind === "source") {
     const source = graph.sources.find((each) => each.uid === uid);
     const status = page.sources.find((each) => each.uid === uid);
-    const facts: [string, string][] = source === undefined ? [] : [["Reads", source.reads], ["Columns", source.columns], ["Input ends", source.bounded ? "yes" : "no"]];
+    const facts: Fact[] = source === undefined ? [] : [["Reads", source.reads], ["Columns", source.columns], ["Input ends", source.bounded ? "yes" : "no"]];
     return status === undefined ? facts : [...facts, ["Position", offsetText(status.offset)]];
   }
   if (kind === "sink") {
     const sink = chains.flatMap((chain) => chain.sinks).find((each) => each.uid === uid);
-    return sink === undefined ? [] : [["Writes to", sink.sink], ["Rows", sink.rows], ["Delivery", sink.delivery]];
+    return sink === undefined ? [] : [["Writes to", <Target key={uid} sink={sink} />], ["Rows", sink.rows], ["Delivery", sink.delivery]];
   }
   const chain = chains.find((each) => each.uid === uid);
   if (chain === undefined) return [];
   const watermark = entryOf(page.watermarks, uid);
-  const facts: [string, string][] = [
+  const facts: Fact[] = [
     ["Function", chain.function ?? "none"],
     ["States", statesText(chain, page.operators.find((each) => each.uid === uid))],
     ["Output", chain.output ?? "none"],
   ];
   return watermark === undefined ? facts : [...facts, ["Watermark", formatTime(watermark)]];
+}
+
+function Target({ sink: { uid, sink, location } }: { sink: ChainExplanation["sinks"][number] }) {
+  return (
+    <>
+      {visible(sink)} {location !== null && <CopiedPath text={location} what={`location of ${uid}`} />}
+    </>
+  );
 }
 
 /** The picture as a table: the same for who does not see it. */

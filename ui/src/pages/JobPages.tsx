@@ -1,11 +1,11 @@
-import { Box, Link as ChakraLink, Flex, Heading, Stack, Text } from "@chakra-ui/react";
+import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
 import { NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
-import { visible } from "../format";
 import { isMissing } from "../jobs";
 import { Boundary } from "../parts/Boundary";
 import { CheckpointDrawer } from "../parts/CheckpointDrawer";
+import { CopiedPath } from "../parts/Command";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
 import { PageLink, PagesAt } from "../parts/links";
@@ -29,7 +29,7 @@ const PAGES = [
   ["/graph", "Graph"],
 ] as const;
 
-/** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` that of these pages. */
+/** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` is the path of these pages. */
 export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: string | null }) {
   const address = `jobs/${encodeURIComponent(id)}`;
   const state = useResource<JobState>(address);
@@ -49,9 +49,9 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         </Flex>
         {state.value !== null && (
           // Two jobs can have the same name.
-          <Text fontSize="sm" color="fg.muted" overflowWrap="anywhere" mt={-3}>
-            {visible(state.value.job_root)}
-          </Text>
+          <Box fontSize="sm" color="fg.muted" mt={-3}>
+            <CopiedPath text={state.value.job_root} what="path of the job root" />
+          </Box>
         )}
         <Tabs base={base} />
         <Routes>

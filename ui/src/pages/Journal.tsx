@@ -2,9 +2,9 @@ import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { memo, useState } from "react";
 import { download, isWhole, type JournalEntry, type JournalKind, type JournalPage, useResource } from "../api";
 import { formatBytes, formatCount, visible } from "../format";
-import { factsText } from "../parts/Facts";
+import { FurtherFacts } from "../parts/Facts";
 import { type Filter, Filters, useFilters } from "../parts/Filters";
-import { CheckpointLink, PageLink, SavepointLink, useBase } from "../parts/links";
+import { CheckpointLink, PageLink, savepointPath, useBase } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Pager, usePages } from "../parts/Pager";
 import { PersonName } from "../parts/People";
@@ -128,7 +128,7 @@ const ActionRow = memo(function ActionRow({ entry, showsJob }: { entry: JournalE
       <td data-title="Person">{person !== null && <PersonName person={person} />}</td>
       <td data-title="Approver">{approver !== null && <PersonName person={approver} />}</td>
       <td data-title="Action">
-        <Verb entry={entry} showsJob={showsJob} />
+        <Verb entry={entry} base={base} />
       </td>
       <td className="line" data-title="From → to">
         <FromTo entry={entry} base={base} showsJob={showsJob} />
@@ -138,7 +138,9 @@ const ActionRow = memo(function ActionRow({ entry, showsJob }: { entry: JournalE
       <td className="text" data-title="Note">{visible(entry.note ?? "")}</td>
       <td className={entry.integrity === "changed" ? "bad" : undefined} data-title="Record">{entry.integrity}</td>
       <td className="line" data-title="Size">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</td>
-      <td className="long muted" data-title="Facts">{factsText(entry.facts)}</td>
+      <td className="long muted" data-title="Facts">
+        <FurtherFacts facts={entry.facts} size="cell" />
+      </td>
     </tr>
   );
 });
@@ -150,15 +152,13 @@ interface PartProps {
   showsJob: boolean;
 }
 
-function Verb({ entry: { kind, facts }, showsJob }: Omit<PartProps, "base">) {
+function Verb({ entry: { kind, facts }, base }: Omit<PartProps, "showsJob">) {
   const verb = NAMES.get(kind) ?? kind.replaceAll("-", " ");
   const { savepoint } = facts;
   if (typeof savepoint !== "string") return verb;
-  // The page of a job lists the savepoints that still exist.
-  const isLinked = kind === "savepoint" && !showsJob;
   return (
     <>
-      {verb}: {isLinked ? <SavepointLink name={savepoint} /> : visible(savepoint)}
+      {verb}: {kind === "savepoint" ? <PageLink to={savepointPath(base, savepoint)}>{savepoint}</PageLink> : visible(savepoint)}
     </>
   );
 }

@@ -5,7 +5,7 @@ import type { Family } from "../airflow";
 import { type ActionEntry, isWhole, type JobState, type Pages, type Resource, type SavepointPage, usePagesOf } from "../api";
 import { visible } from "../format";
 import { useDagChoice } from "../parts/DagChoice";
-import { factsText } from "../parts/Facts";
+import { FurtherFacts } from "../parts/Facts";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { RetentionPlan } from "../parts/RetentionPlan";
 import { SavepointCard } from "../parts/SavepointCard";
@@ -92,7 +92,7 @@ function Elsewhere({ entries }: { entries: readonly ActionEntry[] }) {
           <li key={index}>
             <Text overflowWrap="anywhere">
               {entry.ended_at !== null && <Time at={entry.ended_at} full />} {typeof entry.facts.savepoint === "string" && <strong>{visible(entry.facts.savepoint)}</strong>}{" "}
-              {factsText(entry.facts)}
+              <FurtherFacts facts={entry.facts} />
             </Text>
           </li>
         ))}

@@ -1,10 +1,9 @@
-import { Flex, Stack, Text } from "@chakra-ui/react";
+import { Stack, Text } from "@chakra-ui/react";
 import { type Family, useDag } from "../airflow";
 import { type FamilyDag, isWhole, type JobState, type PendingRestore, type PointPage, type Resource, useResource } from "../api";
 import { counted, formatCount, visible } from "../format";
 import { useNewest } from "../history";
 import { CheckpointCharts } from "../parts/CheckpointCharts";
-import { CopyButton } from "../parts/Command";
 import { JobActions } from "../parts/JobActions";
 import { CheckpointLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -28,12 +27,6 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
         <Stack gap={5}>
           <FreshnessNotice of={job} />
           <Sentence job={job} address={address} base={base} family={family} />
-          <Flex gap={2} align="center" wrap="wrap" fontSize="sm" color="fg.muted">
-            <Text fontFamily="mono" overflowWrap="anywhere">
-              {job.job_root}
-            </Text>
-            <CopyButton text={job.job_root} what="path of the job root" />
-          </Flex>
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
           <StateTiles job={job} base={base} />

@@ -19,7 +19,7 @@ import { targetOf } from "../targets";
 /** Marks in a row from which runs are collapsed. */
 const MOST_SLOTS = 150;
 
-/** The history of a job as a picture, and what is known of the selected point. */
+/** The history of a job as a picture, and facts about the selected point. */
 export function Timeline({ address, base, jobRoot }: { address: string; base: string; jobRoot: string | null }) {
   const newest = useNewest(address);
   const part = useHistoryPart(address, newest);
@@ -57,7 +57,7 @@ function layOutToFit(page: TimelinePage, isNewest: boolean, expanded: ReadonlySe
 interface PictureProps {
   page: TimelinePage;
   isNewest: boolean;
-  /** The newest actions, which say what is deleted. */
+  /** The newest actions, which say which savepoints are deleted. */
   actions: readonly ActionEntry[];
   base: string;
   jobRoot: string | null;

@@ -35,7 +35,7 @@ const graph: GraphPage = {
             side_outputs: ["late"],
             states: [{ name: "total", kind: "value", key_type: null, value_type: "long", time_to_live: "3 d after each write" }],
             unknown_because: null,
-            sinks: [{ uid: "out", sink: HOSTILE, rows: "count", from_uids: ["count"], delivery: "exactly-once" }],
+            sinks: [{ uid: "out", sink: HOSTILE, rows: "count", from_uids: ["count"], delivery: "exactly-once", location: "s3://lake/out" }],
             relay: false,
             windows: null,
           },
@@ -112,7 +112,9 @@ it("shows the graph with sizes and keys, also as tables and by keyboard", async 
     nodes[0]?.focus();
   });
   await userEvent.setup().keyboard("{ArrowRight}{ArrowRight}{Enter}");
-  expect(screen.getByRole("region", { name: "Selected node" }).textContent).toContain(HOSTILE);
+  const selected = screen.getByRole("region", { name: "Selected node" });
+  expect(selected.textContent).toContain(`${HOSTILE} s3://lake/out`);
+  expect(within(selected).getByRole("button", { name: "Copy the location of out" })).toBeDefined();
   expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);
 });
@@ -130,7 +132,7 @@ it("says whose graph is shown, and whose numbers", async () => {
     unmount();
     return found;
   };
-  expect(await show({}, "?checkpoint=12", "The graph is the one of run 2. Sizes and rates are those of checkpoint 12 of run 2.")).not.toContain("is not stored");
+  expect(await show({}, "?checkpoint=12", "The graph is the one of run 2. Sizes and rates are of checkpoint 12 of run 2.")).not.toContain("is not stored");
   await show({ graph_generation: 3, graph_run: 1 }, "?checkpoint=12", "The graph of run 2 is not storedThis is the graph of the nearest run before it");
   await show({ graph_generation: 14, graph_run: 3 }, "?checkpoint=12", "the nearest run after it");
   // Without a choice, the newest graph is wanted.

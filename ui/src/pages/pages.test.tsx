@@ -227,8 +227,10 @@ it("says that a page failed where it would be empty", async () => {
   expect((await screen.findByRole("alert")).textContent).toContain("TypeError");
 });
 
-it("shows the job root below the name, which another job can have", async () => {
+it("shows the job root once, below the name, which another job can have", async () => {
   server.answers["jobs/rooted"] = { ...state, job_root: "/jobs/\u202erooted" };
   open("/jobs/rooted");
-  expect(await screen.findByText("/jobs/\\u202erooted")).toBeDefined();
+  await screen.findByRole("region", { name: "State" });
+  expect(screen.getAllByText("/jobs/\\u202erooted")).toHaveLength(1);
+  expect(screen.getByRole("button", { name: "Copy the path of the job root" })).toBeDefined();
 });

@@ -130,7 +130,7 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-it("shows a checkpoint beside the page: who needs it, its subtasks, and what it changed", async () => {
+it("shows a checkpoint next to the page: who needs it, its subtasks, and what it changed", async () => {
   const { container } = open(`/${job}?point=12`);
   const dialog = await screen.findByRole("dialog", { name: "Checkpoint 12" });
   const needs = await within(dialog).findByRole("region", { name: "Who needs it" });
@@ -187,14 +187,14 @@ it("shows what each operator of a checkpoint has done, and its subtasks, also of
 });
 
 it("shows where each sink stands, its target, and what it may lack", async () => {
-  const sink = { table_id: "t", version: 7, checkpoint_id: 12, description: HOSTILE, metrics: { rows: 20, written_bytes: 3000, files: 2, publish_ms: 60 }, pending_checkpoint_ids: [] };
-  const behind = { table_id: "u", version: null, checkpoint_id: null, description: null, metrics: null, pending_checkpoint_ids: [7, 8, 9, 10, 11, 12, 13] };
+  const sink = { table_id: "t", version: 7, checkpoint_id: 12, description: "DeltaSink", location: HOSTILE, metrics: { rows: 20, written_bytes: 3000, files: 2, publish_ms: 60 }, pending_checkpoint_ids: [] };
+  const behind = { table_id: "u", version: null, checkpoint_id: null, description: null, location: null, metrics: null, pending_checkpoint_ids: [7, 8, 9, 10, 11, 12, 13] };
   server.answers[job] = withDescription({ sinks: { out: sink, late: behind } });
   const { container } = open(`/${job}`);
   const table = await screen.findByRole("region", { name: "Sinks at the newest checkpoint" });
   const lacks = "Not known to be published";
-  expect(cellsOf(table, 1)).toEqual({ Sink: "out", "Writes to": HOSTILE, Version: "7", "Published up to": "checkpoint 12", Rows: "20", Size: "3 kB", Files: "2", Publication: "60 ms", [lacks]: "none" });
-  expect(cellsOf(table, 2)).toMatchObject({ "Writes to": "u", Version: "not known", "Published up to": "nothing yet", [lacks]: "checkpoint 9, checkpoint 10, checkpoint 11, checkpoint 12, checkpoint 13, and 2 before" });
+  expect(cellsOf(table, 1)).toEqual({ Sink: "out", "Writes to": `DeltaSink ${HOSTILE} Copy`, Version: "7", "Published up to": "checkpoint 12", Rows: "20", Size: "3 kB", Files: "2", Publication: "60 ms", [lacks]: "none" });
+  expect(cellsOf(table, 2)).toMatchObject({ "Writes to": "u ", Version: "not known", "Published up to": "nothing yet", [lacks]: "checkpoint 9, checkpoint 10, checkpoint 11, checkpoint 12, checkpoint 13, and 2 before" });
   expect(container.querySelector("img")).toBeNull();
 });
 
@@ -236,11 +236,11 @@ it("says which sizes a chart has", async () => {
   expect(await nameOf(`${job}-files`, part.map((each) => ({ ...each, live_bytes: null as never })))).toEqual(["State (size of files)", [5000, 5000]]);
 });
 
-it("closes the checkpoint, and says that nobody needs one that is not kept", async () => {
+it("closes the checkpoint, and says that one that is not kept is not needed", async () => {
   server.answers[`${job}/checkpoints/11`] = { ...page, entry: { ...checkpoint, checkpoint_id: 11, retained: false, base_checkpoint_id: null }, operators: [] };
   open(`/${job}/journal?point=11&person=uma`);
   const dialog = await screen.findByRole("dialog", { name: "Checkpoint 11" });
-  expect(await within(dialog).findByText(/^Nobody/)).toBeDefined();
+  expect(await within(dialog).findByText(/^Not needed: /)).toBeDefined();
   expect(within(dialog).queryByRole("link", { name: /Restore to here/ })).toBeNull();
   await userEvent.setup().click(within(dialog).getByRole("button", { name: "Close" }));
   expect(screen.queryByRole("dialog")).toBeNull();
@@ -248,7 +248,7 @@ it("closes the checkpoint, and says that nobody needs one that is not kept", asy
   expect(screen.getByRole<HTMLInputElement>("textbox", { name: "Person" }).value).toBe("uma");
 });
 
-it("says that nobody needs a checkpoint only once all savepoints are known", async () => {
+it("says that a checkpoint is not needed only once all savepoints are known", async () => {
   Object.assign(server.answers, {
     [`${job}/checkpoints/11`]: { ...page, entry: { ...checkpoint, checkpoint_id: 11, retained: false, base_checkpoint_id: null }, operators: [] },
     [`${job}/savepoints`]: new Promise(() => undefined),
@@ -256,26 +256,26 @@ it("says that nobody needs a checkpoint only once all savepoints are known", asy
   const needs = async () => within(await screen.findByRole("dialog", { name: "Checkpoint 11" })).findByRole("region", { name: "Who needs it" });
   const first = open(`/${job}?point=11`);
   expect(await within(await needs()).findByText("Its savepoints are being read.")).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
   first.unmount();
 
   server.answers[`${job}/savepoints`] = undefined;
   const second = open(`/${job}?point=11`);
   expect(await within(await needs()).findByText(/cannot be read now/)).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
   second.unmount();
 
   server.answers[`${job}/savepoints`] = { savepoints: [], older: true, elsewhere: [], ...CURRENT };
   const third = open(`/${job}?point=11`);
   expect(await within(await needs()).findByText(/older savepoint/)).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect((await needs()).textContent).not.toContain("Not needed");
   third.unmount();
 
   const [restore] = timeline.actions;
   server.answers[`${job}/savepoints`] = { savepoints: [], older: false, elsewhere: [{ ...restore, kind: "savepoint", facts: { path: "s3://backup/weekly" } }], ...CURRENT };
   open(`/${job}?point=11`);
-  expect(await within(await needs()).findByText(/s3:\/\/backup\/weekly/)).toBeDefined();
-  expect((await needs()).textContent).not.toContain("Nobody");
+  expect(await within(await needs()).findByText("s3://backup/weekly")).toBeDefined();
+  expect((await needs()).textContent).not.toContain("Not needed");
 });
 
 it("keeps times in UTC in the address, and shows them in the zone of the reader", async () => {
@@ -494,6 +494,20 @@ it("says that a run is not known, and refuses an address that names none", async
   expect((await screen.findByRole("alert")).textContent).toContain("Not found");
   open(`/${job}/runs/x`);
   expect(await screen.findByText("This address names no run")).toBeDefined();
+});
+
+it("leads from the journal of all jobs to each savepoint, and copies its path", async () => {
+  const [restore] = timeline.actions;
+  const entry = { ...restore, id: "flights-2", job: "flights", kind: "savepoint", facts: { savepoint: "weekly", origin: "manual", path: "s3://backup/weekly" } };
+  server.answers.journal = { entries: [entry], jobs: [], next_cursor: null };
+  const { container } = open("/journal");
+  const table = await screen.findByRole("region", { name: "Journal" });
+  expect(within(table).getByRole("link", { name: "weekly" }).getAttribute("href")).toBe("/jobs/flights-2/savepoints?savepoint=weekly");
+  expect(cellsOf(table, 1)).toMatchObject({ Facts: "origin: manual s3://backup/weekly Copy" });
+  await expectAccessible(container);
+  const user = userEvent.setup();
+  await user.click(within(table).getByRole("button", { name: "Copy the path of weekly" }));
+  expect(await navigator.clipboard.readText()).toBe("s3://backup/weekly");
 });
 
 it("lists who asked and who approved, from where to where, with the rows that were removed", async () => {

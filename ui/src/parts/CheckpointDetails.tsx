@@ -26,7 +26,7 @@ interface Props {
   id: number;
 }
 
-/** What is known of a checkpoint: its phases, operators with subtasks, files, who needs it, and what it changed. */
+/** Facts about a checkpoint: its phases, operators with subtasks, files, who needs it, and what it changed. */
 export function CheckpointDetails({ address, base, job, id }: Props) {
   const page = useResource<CheckpointPage>(`${address}/checkpoints/${id}`, 30_000);
   const isKept = job?.description?.retained_checkpoint_ids.includes(id) === true;
@@ -191,7 +191,7 @@ function Subtasks({ operator: { uid, metrics, details } }: { operator: KnownOper
             </tr>
           ))}
       </ScrollingTable>
-      {metrics !== null && work.size < metrics.subtasks && <Text color="fg.muted">Rows and times are those of the last batch, and stored for the {formatCount(work.size)} busiest subtasks.</Text>}
+      {metrics !== null && work.size < metrics.subtasks && <Text color="fg.muted">Rows and times are of the last batch, and stored for the {formatCount(work.size)} busiest subtasks.</Text>}
     </Stack>
   );
 }

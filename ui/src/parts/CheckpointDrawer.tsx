@@ -5,7 +5,7 @@ import type { JobState } from "../api";
 import { CheckpointDetails } from "./CheckpointDetails";
 import { SHOWN_POINT } from "./links";
 
-/** The details of the checkpoint that the address names, in a dialog beside the present page. */
+/** The details of the checkpoint that the address names, in a dialog next to the present page. */
 export function CheckpointDrawer({ address, base, job }: { address: string; base: string; job: JobState | null }) {
   const [query, setQuery] = useSearchParams();
   const shown = query.get(SHOWN_POINT);

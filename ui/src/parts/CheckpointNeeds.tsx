@@ -1,12 +1,13 @@
 import { Text } from "@chakra-ui/react";
 import { type JobState, type Resource, type SavepointPage, useResource } from "../api";
 import { formatCount, visible } from "../format";
+import { FurtherFacts } from "./Facts";
 import { SavepointLink } from "./links";
 import { PersonName } from "./People";
 import { Section } from "./Section";
 import { Time } from "./Time";
 
-/** Why it is not known whether nobody else needs a checkpoint; null if all who could need it are known. */
+/** Why it is not known whether anything else needs a checkpoint; null if all who could need it are known. */
 function unknownNeeds(job: JobState | null, { value, problem }: Resource<SavepointPage>): string | null {
   if (job?.description == null) return "It is not known whether the job keeps it.";
   if (value === null) return problem === null ? "Its savepoints are being read." : "It is not known whether a savepoint has its state: the savepoints cannot be read now.";
@@ -27,7 +28,7 @@ export function CheckpointNeeds({ address, job, id }: { address: string; job: Jo
   return (
     <Section title="Who needs it">
       {unknown !== null && <Text color="fg.muted">{unknown}</Text>}
-      {unknown === null && !isNeeded && <Text>Nobody: the job does not keep this checkpoint, and it has no savepoint.</Text>}
+      {unknown === null && !isNeeded && <Text>Not needed: the job does not keep this checkpoint, and it has no savepoint.</Text>}
       {isNeeded && (
         <ul>
           {id === job?.checkpoint_id && <li>The next run continues from it.</li>}
@@ -49,7 +50,7 @@ export function CheckpointNeeds({ address, job, id }: { address: string; job: Jo
           ))}
           {elsewhere.map(({ seq, facts }) => (
             <Text as="li" key={seq} overflowWrap="anywhere">
-              A savepoint outside of the job root has its state{typeof facts.path === "string" && `: ${visible(facts.path)}`}.
+              A savepoint outside of the job root has its state: <FurtherFacts facts={{ savepoint: facts.savepoint, path: facts.path }} />
             </Text>
           ))}
         </ul>

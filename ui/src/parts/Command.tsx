@@ -46,8 +46,24 @@ export function CommandsWithFiles({ jobFile, commands }: { jobFile: string | nul
   );
 }
 
-/** Copies a text to the clipboard, and says so. */
-export function CopyButton({ text, what }: { text: string; what: string }) {
+interface CopyProps {
+  text: string;
+  what: string;
+  /** "cell" in a `ScrollingTable`. */
+  size?: "cell" | "xs";
+}
+
+/** A path or an address, with a button that copies it. */
+export function CopiedPath({ text, what, size }: CopyProps) {
+  return (
+    <>
+      <code style={{ overflowWrap: "anywhere" }}>{visible(text)}</code> <CopyButton text={text} what={what} size={size} />
+    </>
+  );
+}
+
+/** Copies a text to the clipboard, and says so; in a cell of a `ScrollingTable`, as its style says. */
+export function CopyButton({ text, what, size = "xs" }: CopyProps) {
   const [outcome, setOutcome] = useState<string | null>(null);
   const copy = async () => {
     try {
@@ -58,9 +74,6 @@ export function CopyButton({ text, what }: { text: string; what: string }) {
       setOutcome("Select and copy it");
     }
   };
-  return (
-    <Button size="xs" variant="outline" aria-label={`Copy the ${what}`} onClick={() => void copy()}>
-      <span role="status">{outcome ?? "Copy"}</span>
-    </Button>
-  );
+  const shared = { "aria-label": `Copy the ${what}`, onClick: () => void copy(), children: <span role="status">{outcome ?? "Copy"}</span> };
+  return size === "cell" ? <button type="button" className="button" {...shared} /> : <Button size={size} variant="outline" {...shared} />;
 }

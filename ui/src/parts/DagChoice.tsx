@@ -23,7 +23,7 @@ function nameOfFamily(dags: readonly FamilyDag[], id: string): string {
 }
 
 /**
- * The DAG that a page triggers, of those with a role, and a field that chooses it where there are several: at first the
+ * The DAG with a role that a page triggers, and a field that chooses it where there are several: at first the
  * DAG of the family of the tab, then the one that is named as the job.
  */
 export function useDagChoice(family: Family, role: FamilyDag["role"]): { dag: FamilyDag | null; field: ReactNode } {

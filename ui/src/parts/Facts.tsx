@@ -1,6 +1,7 @@
 import { Box } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { visible } from "../format";
+import { CopiedPath } from "./Command";
 
 /** A name and its value. */
 export type Fact = readonly [string, ReactNode];
@@ -30,6 +31,17 @@ const NOT_SHOWN = new Set(["checkpoint_id", "restored_checkpoint_id", "previous_
 export function factsText(facts: Record<string, unknown>): string {
   const shown = Object.entries(facts).filter(([name, value]) => !NOT_SHOWN.has(name) && value !== null && value !== "");
   return visible(shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; "));
+}
+
+/** The further facts of an action; its path can be copied. In a `ScrollingTable`, with the size "cell". */
+export function FurtherFacts({ facts, size }: { facts: Record<string, unknown>; size?: "cell" }) {
+  const { path, ...others } = facts;
+  if (typeof path !== "string" || path === "") return factsText(facts);
+  return (
+    <>
+      {factsText(others)} <CopiedPath text={path} what={typeof others.savepoint === "string" ? `path of ${others.savepoint}` : "path"} size={size} />
+    </>
+  );
 }
 
 function plainText(value: unknown): string {

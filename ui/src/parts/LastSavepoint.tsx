@@ -7,7 +7,7 @@ import { Muted } from "./Waiting";
 /** The newest savepoint of a job; `base` is the path of the job's pages. */
 export function LastSavepoint({ job, base }: { job: JobRow; base: string }) {
   const { savepoint } = job;
-  if (savepoint === null && job.savepoint_unknown) return <Muted text="not known" title="Records of the history are missing: one may be that of a savepoint." />;
+  if (savepoint === null && job.savepoint_unknown) return <Muted text="not known" title="Records of the history are missing: one of them may be of a savepoint." />;
   if (savepoint === null) {
     return (
       <Text as="span" color="red.fg" fontWeight="semibold">

@@ -4,7 +4,7 @@ import { Folded } from "./Folded";
 
 const MOST_LETTERS = 240;
 
-/** The first line of a text, which says what is wrong: schemas and stack traces come after it; what is hidden in it is visible. */
+/** The first line of a text, which says what is wrong: schemas and stack traces come after it; hidden characters in it are visible. */
 export function headOf(text: string): string {
   const [line = ""] = visible(text).trim().split("\n", 1);
   return line.length > MOST_LETTERS ? `${line.slice(0, MOST_LETTERS - 1)}…` : line;

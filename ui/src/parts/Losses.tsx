@@ -4,7 +4,7 @@ import { visible } from "../format";
 import { changesNothing, lossNumbers, lossSentences, unknownLosses } from "../losses";
 import { Notice } from "./Loaded";
 
-/** What is lost, in three numbers. */
+/** The losses, in three numbers. */
 function LossNumbers({ plan }: { plan: RestorePlan }) {
   return (
     // On a phone a number and its words are one line, so that all three are above the buttons.
@@ -28,7 +28,7 @@ function LossNumbers({ plan }: { plan: RestorePlan }) {
   );
 }
 
-/** What is lost for ever, and what is not known of it, in sentences. */
+/** Losses for ever, and possible ones, in sentences. */
 export function LossSentences({ plan }: { plan: RestorePlan }) {
   const [sentences, unknown] = [lossSentences(plan), unknownLosses(plan)];
   return (
@@ -54,7 +54,7 @@ export function LossSentences({ plan }: { plan: RestorePlan }) {
   );
 }
 
-/** What is lost, in numbers and sentences; of a plan to the present point, that nothing changes. */
+/** The losses, in numbers and sentences; of a plan to the present point, that nothing changes. */
 export function Losses({ plan }: { plan: RestorePlan }) {
   if (changesNothing(plan)) return <Notice status="info" title="Nothing changes: the job is at this point" />;
   return (

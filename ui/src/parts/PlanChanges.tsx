@@ -1,8 +1,8 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import type { RestorePlan, SinkChange, SourceChange } from "../api";
 import { counted, formatBytes, formatCount, offsetText, visible } from "../format";
-import { nounOf, type Rows, rowsRemoved, rowsRemovedFrom, rowsText, staysAsItIs, sum } from "../losses";
-import { CopyButton } from "./Command";
+import { nounOf, type Rows, rowsRemoved, rowsRemovedFrom, rowsText, stayingText, staysAsItIs, sum } from "../losses";
+import { CopiedPath } from "./Command";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
 
@@ -88,14 +88,12 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
   );
 }
 
-const STAYING: Partial<Record<string, string>> = { "standard output": "what is printed stays", function: "what the function has received stays" };
-
 function sinkRemark(sink: SinkChange): string {
-  const { kind, current_version: now, target_version: then, rows_removed: rows } = sink;
+  const { current_version: now, target_version: then, rows_removed: rows } = sink;
   const version = now === null ? "its version" : `version ${now}`;
   if (staysAsItIs(sink)) {
     const since = sink.rows_written_since === null || sink.rows_written_since === 0 ? "" : `, with ${counted(sink.rows_written_since, "row")} written since the target`;
-    return `${STAYING[kind] ?? `stays at ${version}`}${since}`;
+    return `${stayingText(sink) ?? `stays at ${version}`}${since}`;
   }
   if (then === null) return rows === 0 ? `stays at ${version}` : `${version}; the version after it is not known`;
   return `${version} → version ${then}`;
@@ -144,14 +142,7 @@ function Sinks({ plan }: { plan: RestorePlan }) {
             <td>
               <Text fontWeight="semibold">{sink.uid}</Text>
               {sink.kind !== "table" && sink.kind !== "sink" && <Text fontSize="xs">{sink.kind}</Text>}
-              {sink.table !== null && (
-                <Flex gap={2} align="center" wrap="wrap">
-                  <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
-                    {visible(sink.table)}
-                  </Text>
-                  <CopyButton text={sink.table} what={`location of ${sink.uid}`} />
-                </Flex>
-              )}
+              {sink.table !== null && <CopiedPath text={sink.table} what={`location of ${sink.uid}`} size="cell" />}
             </td>
             <td>
               {sinkRemark(sink)}

@@ -15,7 +15,7 @@ function unique(names: readonly string[]): string[] {
   return [...new Set(names)].sort((a, b) => a.localeCompare(b));
 }
 
-/** The names of the job at its newest checkpoint and of the plan, which also has those of the target. */
+/** The names of the job at its newest checkpoint and of the plan, which also has the target's. */
 export function namesOf(job: JobState, plan: RestorePlan | null): RestoreNames {
   return {
     sinks: unique([...Object.keys(job.sinks), ...(plan?.sinks ?? []).map((sink) => sink.uid), ...(plan?.left ?? []).map((sink) => sink.uid)]),
@@ -182,7 +182,7 @@ function Positions({ options, names, change }: PartProps) {
               <TextField
                 label={`Position of ${uid} as text`}
                 value={entryOf(options.positions, uid) ?? ""}
-                help="timestamp:2026-01-31T03:00 (in UTC, or with an offset such as +01:00), or the position's JSON. While it is empty, the position is that of the target."
+                help="timestamp:2026-01-31T03:00 (in UTC, or with an offset such as +01:00), or the position's JSON. While it is empty, the position of the target is used."
                 onChange={(position) => {
                   set(uid, position);
                 }}

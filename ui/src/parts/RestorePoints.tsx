@@ -80,7 +80,7 @@ const KEPT = new URLSearchParams({ retained: "true", undone: "false" });
 interface TimelineProps {
   page: TimelinePage;
   isNewest: boolean;
-  /** The newest actions, which say what is deleted. */
+  /** The newest actions, which say which savepoints are deleted. */
   actions: readonly ActionEntry[];
   base: string;
   jobRoot: string;

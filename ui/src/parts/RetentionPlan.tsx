@@ -55,7 +55,7 @@ interface ChoiceProps {
   defaults: Limits;
   /** The DAG that has these defaults; null for a person at a terminal. */
   by: string | null;
-  /** What applies the chosen limits; the preview is null while it is not that of these limits. */
+  /** Applies the chosen limits; the preview is null until it is the one of these limits. */
   children: (limits: Limits, preview: RetentionPreview | null) => ReactNode;
 }
 
@@ -184,7 +184,7 @@ function Apply({ dag, params, base, limits, preview }: ApplyProps) {
           </Text>
         }
         act={async () => {
-          // All of them, as the preview assumed them: what is not sent would be the default of the DAG's form.
+          // All of them, as the preview assumed them: a limit that is not sent would be the default of the DAG's form.
           const answer = await trigger(dag.dag_id, retentionConf(params, limits, null));
           if ("problem" in answer) return answer.problem;
           setRun(answer.run);

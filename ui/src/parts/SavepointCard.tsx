@@ -6,7 +6,7 @@ import { disposeCommand, verifyCommand } from "../commands";
 import { formatBytes, visible } from "../format";
 import { isBlank } from "../restoreOptions";
 import { missingField, NO_LIMITS, retentionConf } from "../retention";
-import { Command, CopyButton } from "./Command";
+import { Command, CopiedPath } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
 import { triggerRefusal } from "./DagChoice";
 import { TextField } from "./Fields";
@@ -63,11 +63,10 @@ export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, isNamed 
         {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {visible(savepoint.note)}</Text>}
         <Sharing savepoint={savepoint} />
         <SavepointRecord integrity={savepoint.record_integrity} />
-        <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
-          {visible(savepoint.path)}
-        </Text>
+        <Box fontSize="xs" my={2}>
+          <CopiedPath text={savepoint.path} what={`path of ${name}`} />
+        </Box>
         <Flex gap={2} wrap="wrap" align="center">
-          <CopyButton text={savepoint.path} what={`path of ${name}`} />
           <RestoreLink base={base} target={name} size="xs" />
           <PageLink to={`${base}/savepoints?from=${encodeURIComponent(name)}`}>Compare</PageLink>
         </Flex>

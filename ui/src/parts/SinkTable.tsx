@@ -1,5 +1,6 @@
 import type { SinkMetrics, SinkStatus } from "../api";
 import { formatBytes, formatCount, formatDuration, visible } from "../format";
+import { CopiedPath } from "./Command";
 import { CheckpointLink } from "./links";
 import { ScrollingTable } from "./ScrollingTable";
 
@@ -38,7 +39,9 @@ export function SinkTable({ label, sinks }: { label: string; sinks: Readonly<Rec
       {Object.entries(sinks).map(([uid, sink]) => (
         <tr key={uid}>
           <td className="name">{uid}</td>
-          <td className="text">{visible(sink.description ?? sink.table_id) || "not known"}</td>
+          <td className="text">
+            {visible(sink.description ?? sink.table_id) || "not known"} {sink.location !== null && <CopiedPath text={sink.location} what={`location of ${uid}`} size="cell" />}
+          </td>
           <td>{sink.version === null ? "not known" : formatCount(sink.version)}</td>
           <td className="line">{sink.checkpoint_id === null ? "nothing yet" : <CheckpointLink id={sink.checkpoint_id}>{`checkpoint ${sink.checkpoint_id}`}</CheckpointLink>}</td>
           <OutputCells metrics={sink.metrics} />

@@ -38,7 +38,7 @@ function subscribe(listener: () => void): () => void {
 export function Time({ at, full = false }: { at: string; full?: boolean }) {
   const current = useSyncExternalStore(subscribe, () => now);
   const instant = Date.parse(at);
-  // The clock of the page is up to a tick behind, and that of another host may be ahead.
+  // The clock of the page is up to a tick behind, and the clock of another host may be ahead.
   const age = formatAge(at, instant > current && instant < current + AHEAD_MS ? instant : current);
   return (
     <time dateTime={at} title={full ? age : formatTime(at, "exact")}>

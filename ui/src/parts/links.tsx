@@ -6,7 +6,7 @@ import { visible } from "../format";
 
 const Base = createContext("");
 
-/** Says to the links inside which pages they are on: those of a job, or of all jobs. */
+/** Says to the links inside which pages they are on: the pages of a job, or of all jobs. */
 export const PagesAt = Base.Provider;
 
 /** The path of the pages of the job; outside of a job, of all pages. Both have a journal. */
@@ -37,6 +37,11 @@ export function runPath(base: string, generation: number): string {
   return `${base}/runs/${generation}`;
 }
 
+/** The address of a savepoint of the job. */
+export function savepointPath(base: string, name: string): string {
+  return `${base}/savepoints?savepoint=${encodeURIComponent(name)}`;
+}
+
 /** The address of the page that answers the question of a DAG run. */
 export function approvalPath(base: string, dag: string, run: string): string {
   return `${base}/approval/${encodeURIComponent(run)}?dag=${encodeURIComponent(dag)}`;
@@ -64,7 +69,7 @@ export function RunLink({ generation, run }: { generation: number; run: number |
   return <PageLink to={runPath(base, generation)}>{runName(run, generation)}</PageLink>;
 }
 
-/** A link that shows the details of a checkpoint of the job beside the present page. */
+/** A link that shows the details of a checkpoint of the job next to the present page. */
 export function CheckpointLink({ id, children }: { id: number; children?: ReactNode }) {
   const [query] = useSearchParams();
   const shown = new URLSearchParams(query);
@@ -75,7 +80,7 @@ export function CheckpointLink({ id, children }: { id: number; children?: ReactN
 /** A link to a savepoint of the job. */
 export function SavepointLink({ name }: { name: string }) {
   const base = useBase();
-  return <PageLink to={`${base}/savepoints?savepoint=${encodeURIComponent(name)}`}>{name}</PageLink>;
+  return <PageLink to={savepointPath(base, name)}>{name}</PageLink>;
 }
 
 /** A link to what a person did. */

@@ -12,7 +12,7 @@ export interface Bar {
 /** Of each bar: hundreds of components of Chakra would take too long. */
 const BAR: CSSProperties = { flex: 1, maxWidth: 24, minHeight: 1, borderRadius: "1px 1px 0 0", background: "var(--chakra-colors-blue-solid)" };
 
-/** Bars from left to right, whose numbers are in a table beside them, too. `format` writes a number with its unit. */
+/** Bars from left to right, whose numbers are in a table as well. `format` writes a number with its unit. */
 export function BarChart({ title, bars, format }: { title: string; bars: readonly Bar[]; format: (value: number) => string }) {
   const most = bars.reduce((largest, bar) => Math.max(largest, bar.value), 0);
   const last = bars.at(-1);

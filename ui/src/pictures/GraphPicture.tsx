@@ -16,7 +16,7 @@ const COLOURS: Record<NodeKind, string> = {
 };
 /** Where the keys of an edge are: nearer to its begin, as many edges may end in one place. */
 const LABEL_AT = 0.43;
-/** How far a curve has come there from the height of its begin to that of its end. */
+/** How far a curve has come there from the height of its begin to the height of its end. */
 const LABEL_RISE = 0.35;
 
 function placeOf({ level, slot }: GraphNode): { x: number; y: number } {
@@ -25,7 +25,7 @@ function placeOf({ level, slot }: GraphNode): { x: number; y: number } {
 
 interface Props {
   layout: GraphLayout;
-  /** What is below the name of a node: its size and rate. */
+  /** The line below the name of a node: its size and rate. */
   remark: (node: GraphNode) => string;
   selected: string | null;
   onSelect: (node: GraphNode) => void;
@@ -88,7 +88,7 @@ export function GraphPicture({ layout, remark, selected, onSelect }: Props) {
   );
 }
 
-/** The node beside another one: right and left change the level, up and down the place in it. */
+/** The node next to another one: right and left change the level, up and down the place in it. */
 export function neighbour(nodes: readonly GraphNode[], { level, slot }: GraphNode, key: string): GraphNode | undefined {
   const inLevel = (wanted: number) => nodes.filter((node) => node.level === wanted);
   const nearest = (wanted: number) => inLevel(wanted).sort((a, b) => Math.abs(a.slot - slot) - Math.abs(b.slot - slot))[0];

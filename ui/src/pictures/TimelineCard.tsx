@@ -29,7 +29,7 @@ function linesOf({ entries, undone, newest }: Mark): string[] {
   return [...state, ...at, peopleText(by, requester), reason === null ? "" : `reason: ${visible(reason)}`, note === null ? "" : `note: ${visible(note)}`].filter((line) => line !== "");
 }
 
-/** What is known of the mark below the pointer or the focus. The same is in the name of the mark and below the timeline. */
+/** Facts about the mark below the pointer or the focus. The same is in the name of the mark and below the timeline. */
 export function TimelineCard({ mark, x, y, width }: { mark: Mark; x: number; y: number; width: number }) {
   const left = Math.max(4, Math.min(x + 16, width - WIDTH - 4));
   return (

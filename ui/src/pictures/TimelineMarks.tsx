@@ -59,7 +59,7 @@ export function EdgeLine({ edge, grid }: { edge: Edge; grid: Grid }) {
   );
 }
 
-/** The middle of what is visible between two places. */
+/** The middle of the visible part between two places. */
 function visibleMiddle({ left, width }: View, from: number, to: number): { middle: number; room: number } {
   const [first, last] = [Math.max(from, left), Math.min(to, left + width)];
   return { middle: (first + last) / 2, room: last - first };
@@ -149,7 +149,7 @@ function shiftOf({ index, count }: Mark["place"], slot: number): number {
 
 export function MarkShape({ mark, x, y, slot, scale, isSelected, isLabelled }: MarkProps) {
   const [middle, centre] = [x + shiftOf(mark.place, slot), mark.kind === "savepoint" ? y - 20 : y];
-  // What is small is easier to hit; what has neighbours leaves them their room.
+  // A small mark is easier to hit; a mark with neighbours leaves them their room.
   const reach = mark.place.count > 1 ? SAVEPOINT_WIDTH / 2 : 14;
   return (
     <>

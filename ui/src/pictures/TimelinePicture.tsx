@@ -23,8 +23,8 @@ interface Props {
 
 /**
  * The history of a job: runs as lines, checkpoints as dots, savepoints as diamonds, restores as arcs back to their base,
- * undone branches below. The arrow keys go from mark to mark, Enter selects one, + and - change the zoom. Only what is
- * visible is drawn; the overview below it shows all, and what is visible.
+ * undone branches below. The arrow keys go from mark to mark, Enter selects one, + and - change the zoom. Only the
+ * visible part is drawn; the overview below it shows all, and marks the visible part.
  */
 export function TimelinePicture({ layout, selected, onSelect, base, buttons }: Props) {
   const { box, view, move, follow } = useView(layout, selected);
@@ -162,7 +162,7 @@ function useView(layout: TimelineLayout, selected: string | null): Scrolled {
     resize.current = (width) => {
       move((known) => limited(layout, { ...known, width, left: isAtEnd(layout, known) ? Number.MAX_SAFE_INTEGER : known.left }));
     };
-    // What is new is on the right: whoever looks there sees it, and others keep their place.
+    // New records are on the right: a reader who looks there sees them, and others keep their place.
     if (old !== layout) move((known) => limited(layout, { ...known, left: isAtEnd(old, known) ? Number.MAX_SAFE_INTEGER : known.left }));
   }, [layout, move]);
   useEffect(() => {

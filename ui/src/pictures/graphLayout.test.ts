@@ -11,7 +11,7 @@ function chain(uid: string, from: string[], sinks: string[] = [], key: string[] 
     side_outputs: [],
     states: [],
     unknown_because: null,
-    sinks: sinks.map((sink) => ({ uid: sink, sink: "delta", rows: uid, from_uids: [uid], delivery: "exactly-once" })),
+    sinks: sinks.map((sink) => ({ uid: sink, sink: "delta", rows: uid, from_uids: [uid], delivery: "exactly-once", location: null })),
     relay: false,
     windows: null,
   };

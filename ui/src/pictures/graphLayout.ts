@@ -104,7 +104,7 @@ function levelsOf(nodes: readonly Part[], edges: readonly GraphEdge[]): Map<stri
   return level;
 }
 
-/** Places nodes beside those that they get rows from, so that few edges cross. */
+/** Places nodes next to the nodes that they get rows from, so that few edges cross. */
 function slotsOf(rows: ReadonlyMap<number, readonly string[]>, edges: readonly GraphEdge[]): Map<string, number> {
   const origins = new Map<string, string[]>();
   for (const { from, to } of edges) {

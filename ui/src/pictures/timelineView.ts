@@ -116,7 +116,7 @@ export function zoomedView(layout: TimelineLayout, view: View, factor: number, a
   const middle = around ?? (from + to) / 2;
   const [least, most] = slotLimits(layout, view.width);
   const slot = Math.max(least, Math.min(view.slot * factor, most));
-  // What is at the middle stays at its place in the window.
+  // The middle stays at its place in the window.
   const place = MARGIN + middle * view.slot - view.left;
   return limited(layout, { ...view, slot, left: MARGIN + middle * slot - place });
 }

@@ -91,7 +91,7 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
 
 def stop_question(job_root: str, name: str, origin: str, reason: str, drain: bool) -> tuple[Question, int]:
     """Returns the question whether a stop may be executed, and the job's newest run, on which its digest depends."""
-    from stateflow.operations import describe
+    from stateflow.operations import describe, run_name
 
     status = describe(check_job_root(job_root))
     origin = "stop" if origin == "manual" else origin
@@ -105,7 +105,7 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
         reason=reason,
         drain=drain,
     )
-    run = f"generation {status.generation}"
+    run = run_name(status.run, status.generation)
     question = Question(digest, f"stop of {run}", status.head_seq, _describe_stop(status, run, name, drain))
     return question, status.generation
 

@@ -243,8 +243,7 @@ def shards_of(manifest: Manifest, max_parallelism: int, settings: SavepointSetti
 def _shards(
     index: int, operator: OperatorState, state: SubtaskState, max_parallelism: int, settings: SavepointSettings
 ) -> Iterator[Shard]:
-    size = sum(f.size for f in state.files) + len(state.inline or b"")
-    workers = min(-(-size // settings.worker_bytes), settings.max_workers)
+    workers = min(-(-state.size_bytes // settings.worker_bytes), settings.max_workers)
     ranges = divide_key_groups(state.groups, max(1, workers))
     for groups in ranges:
         header = CanonicalHeader(
@@ -255,7 +254,7 @@ def _shards(
             last_group=groups.last,
             states=operator.states,
         )
-        yield Shard(operator=index, header=header, state=state, bytes=size // len(ranges))
+        yield Shard(operator=index, header=header, state=state, bytes=state.size_bytes // len(ranges))
 
 
 def divide_key_groups(groups: KeyGroupRange, count: int) -> list[KeyGroupRange]:
