@@ -374,7 +374,12 @@ def test_less_than_the_configured_numbers_is_deleted_with_an_approval_only(
     saved: AccountsJob, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], lost: str
 ) -> None:
     before = everything(saved)
-    assert lost in asked(asks_to_delete(saved, **limits), monkeypatch, task())
+    run = task()
+    assert lost in asked(asks_to_delete(saved, **limits), monkeypatch, run)
+    about = run.ti.pushed["asked"]
+    assert bool(about["checkpoints"]) == ("retain" in limits) and about["generation"] is None
+    listed = [f"checkpoint {id}" for id in about["checkpoints"]] + [f"savepoint {name}" for name in about["savepoints"]]
+    assert listed == list(about["loss"])
     yes = answered(asks_to_delete(saved, **limits), task())
     other = {"retain": "1", "savepoints": "1", "savepoints_max_age": "30d"}
     for approval, given in ((None, limits), ({**yes, "plan_digest": ""}, limits), (yes, other)):
@@ -426,8 +431,10 @@ def test_a_savepoint_is_disposed_of_with_an_approval_only(saved: AccountsJob, mo
     """Of any origin, whatever the limits keep, and only the savepoint that the approver has seen."""
     disposal = {"dispose": "mine", "reason": "the upgrade is done"}
     before = everything(saved)
-    text = asked(asks_to_delete(saved, **disposal), monkeypatch, task())
+    run = task()
+    text = asked(asks_to_delete(saved, **disposal), monkeypatch, run)
     assert "savepoint mine" in text and "the upgrade is done" in text
+    assert (run.ti.pushed["asked"]["checkpoints"], run.ti.pushed["asked"]["savepoints"]) == ([], ["mine"])
     yes = answered(asks_to_delete(saved, **disposal), task())
     for approval, given in ((None, disposal), (yes, {"dispose": "p1"}), (yes, {**disposal, "savepoints": "1"})):
         with fails(PermanentFailure, "not-approved"):

@@ -20,7 +20,8 @@ export function App({ base }: { base: string }) {
           <Routes>
             <Route index element={<Jobs base={base} />} />
             <Route path="journal" element={<AllActions base={base} />} />
-            <Route path="restore" element={<RestoreOfJob base={base} />} />
+            <Route path="restore" element={<PageOfJob base={base} pathIn={restoreIn} />} />
+            <Route path="approval" element={<PageOfJob base={base} pathIn={approvalIn} />} />
             <Route path="jobs/:job/*" element={<OneJob base={base} />} />
             <Route path="*" element={<UnknownPage base={base} />} />
           </Routes>
@@ -35,14 +36,32 @@ function OneJob({ base }: { base: string }) {
   return <JobPages id={job} base={`${base}/jobs/${encodeURIComponent(job)}`} jobs={base} />;
 }
 
+/** `restore?job=JOB&to=TARGET`: the restore wizard. */
+function restoreIn(job: string, query: URLSearchParams): string {
+  return restorePath(job, query.get("to"));
+}
+
+/** `approval?job=JOB&dag=DAG&run=DAG_RUN`: the question of a DAG run. */
+function approvalIn(job: string, query: URLSearchParams): string {
+  const dag = query.get("dag");
+  const path = `${job}/approval/${encodeURIComponent(query.get("run") ?? "")}`;
+  return dag === null ? path : `${path}?${new URLSearchParams({ dag }).toString()}`;
+}
+
+interface PageOfJobProps {
+  base: string;
+  /** The address of the page, below that of its job. */
+  pathIn: (job: string, query: URLSearchParams) => string;
+}
+
 /**
- * A link to the restore wizard of a job, such as in a message: `restore?job=JOB&to=TARGET`, with the job's id or name. Of
- * several jobs that may have the name, the reader chooses one.
+ * A link in a message to a page of a job, with the job's id or name. Of several jobs that may have the name, the reader
+ * chooses one.
  */
-function RestoreOfJob({ base }: { base: string }) {
+function PageOfJob({ base, pathIn }: PageOfJobProps) {
   const [query] = useSearchParams();
   const wanted = query.get("job") ?? "";
-  const pathOf = (id: string) => restorePath(`${base}/jobs/${encodeURIComponent(id)}`, query.get("to"));
+  const pathOf = (id: string) => pathIn(`${base}/jobs/${encodeURIComponent(id)}`, query);
   return (
     <Loaded resource={useJobs(2_000)}>
       {(all) => {

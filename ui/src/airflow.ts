@@ -107,9 +107,9 @@ export function useQuestions(dag: string | null, run: string): Resource<Question
   return useAirflow(dag === null ? null : `${runPath(dag, run)}/hitlDetails?order_by=-created_at`, 5_000);
 }
 
-/** What a task has returned; null as long as there is nothing. */
-export function useReturned<T>(dag: string | null, run: string, task: string): Resource<T> {
-  const path = dag === null ? null : `${runPath(dag, run)}/taskInstances/${segment(task)}/xcomEntries/return_value`;
+/** What a task has returned, or has pushed with another key; null as long as there is nothing. */
+export function useReturned<T>(dag: string | null, run: string, task: string, key = "return_value"): Resource<T> {
+  const path = dag === null ? null : `${runPath(dag, run)}/taskInstances/${segment(task)}/xcomEntries/${key}`;
   const found = useAirflow<{ value: unknown }>(path, 10_000);
   return { ...found, value: found.value === null ? null : (returnedValue(found.value.value) as T | null) };
 }

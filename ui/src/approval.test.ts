@@ -33,7 +33,7 @@ it("refuses persons who are not assigned, and those without the right", () => {
 
 it("refuses the approval of an outdated plan, not its rejection", () => {
   const outdated = outdatedBecause(plan, { ...state, generation: 10, runs: [runSummary(10, { run: 12 })] }, null);
-  expect([outdated?.because.includes("run 12"), outdated?.isGone]).toEqual([true, false]);
+  expect([outdated?.sentence.includes("run 12"), outdated?.isGone]).toEqual([true, false]);
   const refused = refusals(asks, dagRun, oscar, recovery, outdated);
   expect([refused.approve?.includes("run 12"), refused.reject]).toEqual([true, null]);
 });
@@ -41,13 +41,13 @@ it("refuses the approval of an outdated plan, not its rejection", () => {
 it("does not name the run of the restored checkpoint as the one that came after the plan", () => {
   const runs = [runSummary(9, { run: 11 })];
   const restored = outdatedBecause(plan, { ...state, generation: 10, run: 1, runs }, null);
-  expect(restored?.because).toContain("restore");
-  expect(restored?.because).not.toMatch(/run \d/);
+  expect(restored?.sentence).toContain("restore");
+  expect(restored?.sentence).not.toMatch(/run \d/);
 });
 
 it("compares run and checkpoint of the plan with the job", () => {
   expect(outdatedBecause(plan, state, null)).toBeNull();
-  expect(outdatedBecause(plan, { ...state, checkpoint_id: 13 }, null)?.because).toContain("checkpoint 13");
+  expect(outdatedBecause(plan, { ...state, checkpoint_id: 13 }, null)?.sentence).toContain("checkpoint 13");
   expect(outdatedBecause(plan, null, null)).toBeNull();
 });
 
@@ -55,7 +55,7 @@ it("says that the target of a plan is gone, as far as that is known", () => {
   const keeps = (...ids: number[]) => ({ ...state, description: { ...described, retained_checkpoint_ids: ids } });
   expect(outdatedBecause(plan, keeps(10, 12), null)).toBeNull();
   const gone = outdatedBecause(plan, keeps(12), null);
-  expect([gone?.because.includes("checkpoint 10"), gone?.isGone]).toEqual([true, true]);
+  expect([gone?.sentence.includes("checkpoint 10"), gone?.isGone]).toEqual([true, true]);
   // Another point is needed, whatever else has changed.
   expect(outdatedBecause(plan, { ...keeps(12), generation: 10 }, null)?.isGone).toBe(true);
   const ofSavepoint = { ...plan, savepoint_path: "file:///jobs/flights/savepoints/weekly" };

@@ -12,6 +12,21 @@ export interface PlanOutput {
   dag: { paused: boolean; active_runs: unknown } | null;
 }
 
+/** What the task of a question has pushed about a retention, a deletion or a stop. Of versions before, parts are missing. */
+export interface Asked {
+  /** Checkpoints that are deleted although the configuration keeps them. */
+  checkpoints?: number[];
+  /** Savepoints that are deleted although the configuration keeps them, or because a person wants it. */
+  savepoints?: string[];
+  /** The run that ends; null if none does. */
+  generation?: number | null;
+}
+
+/** Whether a request says in numbers what it deletes or ends. */
+export function hasNumbers({ checkpoints = [], savepoints = [], generation }: Asked): boolean {
+  return checkpoints.length + savepoints.length > 0 || generation != null;
+}
+
 /** Why a person cannot give an answer; null for each that they can. */
 export interface Refusals {
   approve: string | null;
@@ -32,10 +47,10 @@ function isSame(user: AirflowUser, name: string): boolean {
   return user.id === name || user.name === name;
 }
 
-/** Why a plan cannot be executed any more: text that follows "The plan is". */
+/** Why what was asked cannot be executed any more, as a sentence without its end. */
 export interface Outdated {
-  because: string;
-  /** Whether its target is gone, so that another point has to be chosen. */
+  sentence: string;
+  /** Whether the target of a plan is gone, so that another point has to be chosen. */
   isGone: boolean;
 }
 
@@ -53,19 +68,34 @@ export function hasTarget({ savepoint_path: path, target_checkpoint_id: id }: Re
 export function outdatedBecause(plan: RestorePlan, job: JobState | null, saved: SavepointPage | null): Outdated | null {
   if (hasTarget(plan, job, saved) === false) {
     const gone = plan.savepoint_path === null ? `the job no longer keeps checkpoint ${plan.target_checkpoint_id}` : "its savepoint is deleted";
-    return { because: `outdated: ${gone}`, isGone: true };
+    return { sentence: `The plan is outdated: ${gone}`, isGone: true };
   }
-  const because = changeOf(plan, job);
-  return because === null ? null : { because, isGone: false };
+  const change = changeOf(plan, job);
+  return change === null ? null : { sentence: `The plan is outdated by ${change}: plan again`, isGone: false };
 }
 
-/** Why the plan does not describe the job any more. */
+/** Why a stop cannot be executed any more; null if it can, or if that is not known. */
+export function isOvertaken({ generation }: Asked, job: JobState | null): Outdated | null {
+  if (generation == null || job?.generation == null || job.generation === generation) return null;
+  return { sentence: `The request is outdated by ${beginningOf(job)}: ask again`, isGone: false };
+}
+
+/** The checkpoints and savepoints of a request that are deleted already; null if that is not known. */
+export function deletedAlready({ checkpoints = [], savepoints = [] }: Asked, job: JobState | null, saved: SavepointPage | null): string[] | null {
+  const retained = job?.problem === null ? job.description?.retained_checkpoint_ids : undefined;
+  const names = saved?.problem === null && !saved.older ? saved.savepoints.map(({ name }) => name) : undefined;
+  if ((checkpoints.length > 0 && retained === undefined) || (savepoints.length > 0 && names === undefined)) return null;
+  const gone = checkpoints.filter((id) => retained?.includes(id) === false).map((id) => `checkpoint ${id}`);
+  return [...gone, ...savepoints.filter((name) => names?.includes(name) === false).map((name) => `savepoint ${name}`)];
+}
+
+/** What has changed the job since the plan was made; null if nothing has. */
 function changeOf(plan: RestorePlan, job: JobState | null): string | null {
   if (job?.generation == null) return null;
-  if (job.generation !== plan.generation) return `outdated by ${beginningOf(job)}: plan again`;
+  if (job.generation !== plan.generation) return beginningOf(job);
   const newest = job.newest;
   const isLater = newest !== null && newest.generation === plan.generation && newest.checkpoint_id === job.checkpoint_id && newest.ordinal !== plan.ordinal;
-  if (job.checkpoint_id !== plan.checkpoint_id || isLater) return `outdated by checkpoint ${job.checkpoint_id ?? "none"} of run ${job.run ?? job.generation}: plan again`;
+  if (job.checkpoint_id !== plan.checkpoint_id || isLater) return `checkpoint ${job.checkpoint_id ?? "none"} of run ${job.run ?? job.generation}`;
   return null;
 }
 
@@ -87,7 +117,7 @@ export function refusals(question: Question, run: DagRun | null, me: AirflowUser
   if (isRequester && EXCLUDES_REQUESTER.test(question.body ?? "")) {
     return { approve: "You have asked for this, so another person has to approve it. You can reject it.", reject: null };
   }
-  return { approve: outdated === null ? null : `The plan is ${outdated.because}.`, reject: null };
+  return { approve: outdated === null ? null : `${outdated.sentence}.`, reject: null };
 }
 
 function both(reason: string): Refusals {

@@ -91,8 +91,8 @@ def _is_constant(value: object) -> bool:
 
 def retention_loss(
     job_root: str, requested: Retention, configured: Retention, disposed: StoredSavepoint | None
-) -> list[str]:
-    """Returns the checkpoints and savepoints that the requested limits delete, and the configured ones keep.
+) -> tuple[list[int], list[str]]:
+    """Returns the ids of checkpoints and the names of savepoints that only the requested limits delete.
 
     Args:
         job_root: the job root.
@@ -110,13 +110,13 @@ def retention_loss(
         ).deleted
         for limits in (requested, configured)
     )
-    savepoints = [f"savepoint {name}" for name in deleted if name not in permitted]
+    savepoints = [name for name in deleted if name not in permitted]
     if requested.checkpoints is None:
-        return savepoints
+        return [], savepoints
     restorable = _restorable(job_root)
     permitted_ids = restorable if configured.checkpoints is None else restorable[-configured.checkpoints :]
     left = restorable[-requested.checkpoints :]
-    return [f"checkpoint {number}" for number in permitted_ids if number not in left] + savepoints
+    return [number for number in permitted_ids if number not in left], savepoints
 
 
 def savepoint_to_delete(job_root: str, name: str, *, must_exist: bool) -> StoredSavepoint | None:
@@ -138,11 +138,6 @@ def savepoint_to_delete(job_root: str, name: str, *, must_exist: bool) -> Stored
             f"there is no savepoint {name}", "list savepoints: stateflow savepoint list", savepoint=name
         )
     return found
-
-
-def disposal_loss(savepoint: StoredSavepoint | None) -> list[str]:
-    """Returns the savepoint that a user wants to delete, if any, with its id: another one may get its name."""
-    return [f"savepoint {savepoint.document.name} with the id {savepoint.document.id}"] if savepoint else []
 
 
 def newest_beyond(job_root: str, checkpoints: int | None) -> int:

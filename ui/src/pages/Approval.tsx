@@ -3,7 +3,7 @@ import { useState } from "react";
 import { useParams, useSearchParams } from "react-router-dom";
 import { answer, type DagRun, type Family, isWaiting, type Question, useDagRun, useMe, useQuestions, useReturned } from "../airflow";
 import { type FamilyDag, type JobState, type Problem, type Resource, type SavepointPage, useResource } from "../api";
-import { answerUntil, hasTarget, outdatedBecause, type PlanOutput, refusals, type Refusals } from "../approval";
+import { answerUntil, type Asked, hasNumbers, hasTarget, isOvertaken, outdatedBecause, type PlanOutput, refusals, type Refusals } from "../approval";
 import { visible } from "../format";
 import { Answered } from "../parts/Answered";
 import { ProblemNotice } from "../parts/ConfirmedAction";
@@ -12,6 +12,7 @@ import { DagRunLink, PageLink, PersonLink, recoveryPath, restorePath } from "../
 import { Loaded, Notice } from "../parts/Loaded";
 import { Cautions, Losses } from "../parts/Losses";
 import { PlanChanges, PlanTarget } from "../parts/PlanChanges";
+import { RequestLosses } from "../parts/RequestLosses";
 import { Time } from "../parts/Time";
 import { useSeen } from "../parts/useSeen";
 
@@ -60,25 +61,28 @@ interface QuestionProps extends Props {
 function OneQuestion({ state, address, base, dag, run, question, reload }: QuestionProps) {
   const dagRun = useDagRun(dag.dag_id, run).value;
   const output = useReturned<PlanOutput>(dag.role === "recovery" ? dag.dag_id : null, run, "plan");
+  const asked = useReturned<Asked>(dag.role === "recovery" ? null : dag.dag_id, run, question.task_instance.task_id, "asked").value;
   const me = useMe();
   const plan = output.value?.plan ?? null;
   const waits = isWaiting(question);
-  const saved = useResource<SavepointPage>(plan?.savepoint_path != null && waits ? `${address}/savepoints` : null, 15_000).value;
-  const outdated = plan !== null && waits ? outdatedBecause(plan, state.value, saved) : null;
+  const isOfSavepoint = plan?.savepoint_path != null || (asked?.savepoints ?? []).length > 0;
+  const saved = useResource<SavepointPage>(isOfSavepoint && waits ? `${address}/savepoints` : null, 15_000).value;
+  const overtaken = plan !== null ? outdatedBecause(plan, state.value, saved) : isOvertaken(asked ?? {}, state.value);
+  const outdated = waits ? overtaken : null;
   const [losses, areSeen] = useSeen();
   return (
     <Stack gap={4}>
       <Heading as="h2" size={{ base: "md", md: "lg" }} overflowWrap="anywhere">
         {visible(question.subject)}
       </Heading>
-      {outdated !== null && plan !== null && (
-        <Notice status="error" title={`The plan is ${outdated.because}`}>
-          {outdated.isGone ? <PageLink to={restorePath(base)}>Choose another point</PageLink> : <PageLink to={restorePath(base, plan.target)}>Plan the restore again</PageLink>}
+      {outdated !== null && (
+        <Notice status="error" title={outdated.sentence}>
+          {plan !== null && (outdated.isGone ? <PageLink to={restorePath(base)}>Choose another point</PageLink> : <PageLink to={restorePath(base, plan.target)}>Plan the restore again</PageLink>)}
         </Notice>
       )}
-      {plan !== null && (
+      {(plan !== null || asked !== null) && (
         <Stack gap={2}>
-          <Losses plan={plan} />
+          {plan !== null ? <Losses plan={plan} /> : asked !== null && <RequestLosses asked={asked} waits={waits} job={state.value} saved={saved} />}
           <div ref={losses} />
         </Stack>
       )}
@@ -90,9 +94,9 @@ function OneQuestion({ state, address, base, dag, run, question, reload }: Quest
           {visible(output.problem.message)}. The question has it as text.
         </Notice>
       )}
-      <Body question={question} isOpen={output.value?.cautions === undefined} />
+      <Body question={question} isOpen={output.value?.cautions === undefined && !hasNumbers(asked ?? {})} />
       <DagRunLink dag={dag.dag_id} run={run} />
-      {waits ? <Answer question={question} refused={refusals(question, dagRun, me, dag, outdated)} reload={reload} sticks={plan === null || areSeen} /> : <Answered question={question} />}
+      {waits ? <Answer question={question} refused={refusals(question, dagRun, me, dag, outdated)} reload={reload} sticks={(plan === null && asked === null) || areSeen} /> : <Answered question={question} />}
       {!waits && dag.role === "recovery" && <PageLink to={recoveryPath(base, dag.dag_id, run)}>What happens to the restore</PageLink>}
     </Stack>
   );

@@ -156,6 +156,10 @@ it("leads from a message to the restore wizard of a job, by its id or name", asy
   first.unmount();
   open("/restore?job=flights-1&to=12");
   expect(await screen.findByRole("heading", { name: /to checkpoint 12$/ })).toBeDefined();
+  const question = open(`/approval?job=flights&dag=a%26b&run=${encodeURIComponent("manual__2026-01-31T00:00:00+00:00")}`);
+  // The job has no such DAG; the question is asked of the job's own address.
+  expect(await screen.findByText("This job has no such DAG")).toBeDefined();
+  question.unmount();
   open(`/restore?job=${encodeURIComponent(HOSTILE)}`);
   expect((await screen.findByText(/There is no job/)).textContent).toContain(HOSTILE);
 });

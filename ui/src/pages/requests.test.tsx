@@ -2,6 +2,7 @@
 import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import type { Asked } from "../approval";
 import { CURRENT, dagRun, described, expectAccessible, family, HOSTILE, open, plan, planPage, point, question, restore, RUN, runSummary, savepoint, Server, state, task, timeline } from "../test-pages";
 
 let server: Server;
@@ -405,10 +406,53 @@ it("says that a plan is outdated, and leads to another one", async () => {
   expect(screen.getByRole("link", { name: "Plan the restore again" }).getAttribute("href")).toBe(page("restore?to=10"));
 });
 
+/** Opens the question of another DAG than the recovery's, with what its task has pushed about it. */
+function openQuestion(dag: string, subject: string, about: Asked | null) {
+  const asks = { ...asked(), subject, task_instance: { ...asked().task_instance, dag_id: name(dag) } };
+  const run = `api/v2/dags/${name(dag)}/dagRuns/${encodeURIComponent(RUN)}`;
+  server.answers[`${run}/hitlDetails`] = { hitl_details: [asks], total_entries: 1 };
+  if (about !== null) server.answers[`${run}/taskInstances/approve/xcomEntries/asked`] = { value: about };
+  return open(page(`approval/${encodeURIComponent(RUN)}?dag=${name(dag)}`));
+}
+
+it("shows in numbers what a retention deletes, and what of it is gone already", async () => {
+  server.answers[job] = { ...state, description: { ...described, retained_checkpoint_ids: [10, 12] } };
+  server.answers[`${job}/savepoints`] = { savepoints: [], older: false, next_cursor: null, elsewhere: [], ...CURRENT };
+  const { container } = openQuestion("flights_retention", "Delete?", { checkpoints: [10, 11], savepoints: [HOSTILE], generation: null });
+  const losses = await screen.findByRole("region", { name: "What is lost" });
+  expect(losses.textContent).toContain("2checkpoints are deleted10, 11");
+  expect(losses.textContent).toContain(`1savepoint is deleted${HOSTILE}`);
+  expect((await screen.findByText(/Deleted already/)).textContent).toBe(`Deleted already: checkpoint 11, savepoint ${HOSTILE}`);
+  expect(screen.getByText("The question as text").closest("details")?.open).toBe(false);
+  expect(container.querySelector("img")).toBeNull();
+  await expectAccessible(container);
+});
+
+it("refuses the approval of a stop of a run that is not the newest one any more", async () => {
+  const { unmount } = openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: state.generation });
+  expect(await screen.findByText(/still valid/)).toBeDefined();
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(false);
+  unmount();
+  openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: 1 });
+  expect(await screen.findByText(/^The request is outdated by/)).toBeDefined();
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(true);
+});
+
+it("shows who has answered first, also to a person whose answer came later", async () => {
+  open(page(`approval/${encodeURIComponent(RUN)}`));
+  const reject = await screen.findByRole("button", { name: "Reject" });
+  server.answers[`PATCH ${path("/-1/hitlDetails", "approve")}`] = Response.json({ detail: "Human-in-the-loop detail has already been updated" }, { status: 409 });
+  server.answers[`${run()}/hitlDetails`] = {
+    hitl_details: [{ ...asked(), response_received: true, chosen_options: ["Approve"], responded_by_user: { id: "2", name: "oscar" }, task_instance: { ...asked().task_instance, state: "success" } }],
+    total_entries: 1,
+  };
+  await userEvent.setup().click(reject);
+  expect((await screen.findByText("Approved")).closest("[role]")?.textContent).toContain("By oscar");
+  expect(screen.queryByRole("button", { name: "Reject" })).toBeNull();
+});
+
 it("shows a question without a plan as text", async () => {
-  const stop = { ...asked(), subject: "Stop flights?", task_instance: { ...asked().task_instance, dag_id: name("flights_savepoint") } };
-  server.answers[`api/v2/dags/${name("flights_savepoint")}/dagRuns/${encodeURIComponent(RUN)}/hitlDetails`] = { hitl_details: [stop], total_entries: 1 };
-  const { container } = open(page(`approval/${encodeURIComponent(RUN)}?dag=${name("flights_savepoint")}`));
+  const { container } = openQuestion("flights_savepoint", "Stop flights?", null);
   expect(await screen.findByRole("heading", { name: "Stop flights?" })).toBeDefined();
   expect(screen.getByText(/Requested by/).textContent).toContain(`# ${HOSTILE}`);
   expect(container.querySelector("img")).toBeNull();

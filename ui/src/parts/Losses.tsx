@@ -1,15 +1,15 @@
 import { Box, SimpleGrid, Text } from "@chakra-ui/react";
 import type { Caution, RestorePlan } from "../api";
 import { visible } from "../format";
-import { changesNothing, lossNumbers, lossSentences, unknownLosses } from "../losses";
+import { changesNothing, type LossNumber, lossNumbers, lossSentences, unknownLosses } from "../losses";
 import { Notice } from "./Loaded";
 
-/** The losses, in three numbers. */
-function LossNumbers({ plan }: { plan: RestorePlan }) {
+/** The losses, in up to three numbers. */
+export function LossNumbers({ numbers }: { numbers: readonly LossNumber[] }) {
   return (
     // On a phone a number and its words are one line, so that all three are above the buttons.
     <SimpleGrid as="section" aria-label="What is lost" columns={{ base: 1, md: 3 }} gap={{ base: 1, md: 3 }}>
-      {lossNumbers(plan).map(({ value, label, note, isLoss }) => (
+      {numbers.map(({ value, label, note, isLoss }) => (
         <Box key={label} display={{ base: "flex", md: "block" }} gap={2} alignItems="baseline" borderWidth="1px" borderColor={isLoss ? "red.solid" : "border"} borderRadius="md" px={{ base: 2, md: 3 }} py={{ base: 1, md: 3 }}>
           <Text fontSize={{ base: "lg", md: "2xl" }} lineHeight="short" fontWeight="bold" color={isLoss ? "red.fg" : undefined}>
             {value}
@@ -59,7 +59,7 @@ export function Losses({ plan }: { plan: RestorePlan }) {
   if (changesNothing(plan)) return <Notice status="info" title="Nothing changes: the job is at this point" />;
   return (
     <>
-      <LossNumbers plan={plan} />
+      <LossNumbers numbers={lossNumbers(plan)} />
       <LossSentences plan={plan} />
     </>
   );

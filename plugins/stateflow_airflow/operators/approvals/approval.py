@@ -64,7 +64,10 @@ class Question:
         label: what is requested, for the record of a rejection.
         seq: newest log entry of the job when it was requested.
         markdown: description of the request for the approver, in Markdown.
-        loss: what the request deletes although the configuration keeps it.
+        loss: what the request deletes although the configuration keeps it, as text.
+        checkpoints: ids of the checkpoints among it, for the page of the approval.
+        savepoints: names of the savepoints among it.
+        generation: generation of the run that the request ends; None if it ends none.
     """
 
     digest: str
@@ -72,6 +75,9 @@ class Question:
     seq: int
     markdown: str = ""
     loss: Sequence[str] = ()
+    checkpoints: Sequence[int] = ()
+    savepoints: Sequence[str] = ()
+    generation: int | None = None
 
 
 def request_digest(**parts: object) -> str:

@@ -13,7 +13,6 @@ from stateflow_airflow.operators.base import escape, require_paused, restrict_li
 from stateflow_airflow.operators.retention_limits import (
     Limit,
     Retention,
-    disposal_loss,
     read_retention,
     retention_loss,
     savepoint_to_delete,
@@ -106,7 +105,13 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
         drain=drain,
     )
     run = run_name(status.run, status.generation)
-    question = Question(digest, f"stop of {run}", status.head_seq, _describe_stop(status, run, name, drain))
+    question = Question(
+        digest,
+        f"stop of {run}",
+        status.head_seq,
+        _describe_stop(status, run, name, drain),
+        generation=status.generation,
+    )
     return question, status.generation
 
 
@@ -203,7 +208,12 @@ def retention_question(
     from stateflow.operations import describe
 
     root = check_job_root(job_root)
-    loss = [*retention_loss(root, requested, configured, disposed), *disposal_loss(disposed)]
+    checkpoints, savepoints = retention_loss(root, requested, configured, disposed)
+    loss = [*(f"checkpoint {id}" for id in checkpoints), *(f"savepoint {name}" for name in savepoints)]
+    if disposed:
+        # With its id: another savepoint may get its name.
+        loss.append(f"savepoint {disposed.document.name} with the id {disposed.document.id}")
+        savepoints.append(disposed.document.name)
     if not loss:
         return None
     status = describe(root)
@@ -214,4 +224,12 @@ def retention_question(
         f"**To be kept**: {requested}. Configured: {configured}",
         f"**Deleted although the configuration keeps them**: {escape(', '.join(loss))}",
     ]
-    return Question(digest, f"retention of {requested}", status.head_seq, "\n\n".join(lines), loss)
+    return Question(
+        digest,
+        f"retention of {requested}",
+        status.head_seq,
+        "\n\n".join(lines),
+        loss,
+        checkpoints=checkpoints,
+        savepoints=savepoints,
+    )

@@ -1,0 +1,60 @@
+import { Text } from "@chakra-ui/react";
+import type { JobState, SavepointPage } from "../api";
+import { type Asked, deletedAlready, isOvertaken } from "../approval";
+import { formatCount, visible } from "../format";
+import type { LossNumber } from "../losses";
+import { Notice } from "./Loaded";
+import { LossNumbers } from "./Losses";
+
+interface Props {
+  asked: Asked;
+  /** Whether the question still waits: otherwise what it is about may be deleted by now. */
+  waits: boolean;
+  job: JobState | null;
+  saved: SavepointPage | null;
+}
+
+/** What a retention or a deletion deletes, or which run a stop ends, and whether that is still so. */
+export function RequestLosses({ asked, waits, job, saved }: Props) {
+  const { checkpoints = [], savepoints = [] } = asked;
+  if (checkpoints.length + savepoints.length === 0) return asked.generation == null ? null : <Stop {...{ asked, waits, job }} />;
+  const numbers = [numberOf("checkpoint", checkpoints.map(String)), numberOf("savepoint", savepoints)];
+  return (
+    <>
+      <LossNumbers numbers={numbers} />
+      <Text color="red.fg" fontWeight="semibold">
+        They are deleted for ever.
+      </Text>
+      {waits && <StillThere gone={deletedAlready(asked, job, saved)} />}
+    </>
+  );
+}
+
+function numberOf(what: string, names: readonly string[]): LossNumber {
+  const label = names.length === 1 ? `${what} is deleted` : `${what}s are deleted`;
+  return { value: formatCount(names.length), label, note: visible(names.join(", ")), isLoss: names.length > 0 };
+}
+
+function StillThere({ gone }: { gone: string[] | null }) {
+  if (gone === null) return <Notice status="warning" title="It is not known whether all of them still exist" />;
+  if (gone.length > 0) return <Notice status="info" title={`Deleted already: ${visible(gone.join(", "))}`} />;
+  return (
+    <Text color="green.fg" role="status">
+      ✓ The request is still valid: all of them exist. The task deletes nothing if it would delete anything else.
+    </Text>
+  );
+}
+
+function Stop({ asked, waits, job }: Omit<Props, "saved">) {
+  return (
+    <>
+      <Text>Nothing is lost: the job keeps its state in a savepoint.</Text>
+      {waits && job?.generation != null && isOvertaken(asked, job) === null && (
+        <Text color="green.fg" role="status">
+          ✓ The request is still valid: no later run has begun.
+        </Text>
+      )}
+      {waits && job?.generation == null && <Notice status="warning" title="It is not known whether the request is still valid: the job cannot be read now" />}
+    </>
+  );
+}
