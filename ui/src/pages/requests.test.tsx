@@ -428,14 +428,17 @@ it("shows in numbers what a retention deletes, and what of it is gone already", 
   await expectAccessible(container);
 });
 
-it("refuses the approval of a stop of a run that is not the newest one any more", async () => {
-  const { unmount } = openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: state.generation });
+it("says that a stop is still valid", async () => {
+  openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: state.generation });
   expect(await screen.findByText(/still valid/)).toBeDefined();
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(false);
-  unmount();
+});
+
+it("refuses the approval of a stop of a run that is not the newest one any more", async () => {
   openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: 1 });
   expect(await screen.findByText(/^The request is outdated by/)).toBeDefined();
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(true);
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Reject" }).disabled).toBe(false);
 });
 
 it("shows who has answered first, also to a person whose answer came later", async () => {
