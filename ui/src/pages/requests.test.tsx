@@ -436,7 +436,7 @@ it("says that a stop is still valid", async () => {
 
 it("refuses the approval of a stop of a run that is not the newest one any more", async () => {
   openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: 1 });
-  expect(await screen.findByText(/^The request is outdated by/)).toBeDefined();
+  expect((await screen.findByRole("alert")).textContent).toContain("The request is outdated by");
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(true);
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Reject" }).disabled).toBe(false);
 });
