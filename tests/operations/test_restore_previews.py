@@ -300,6 +300,21 @@ def test_rows_that_a_restore_has_kept_make_the_number_unknown(job: Job) -> None:
     assert written(job.plan(after)) == {"out": 2}
 
 
+def test_rows_that_a_restore_has_kept_for_a_sink_added_again_later_make_the_number_unknown(job: Job) -> None:
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    job.grow(8, sinks="out more")
+    plan = plan_restore(job, job.build(), target=str(first), keep_tables=frozenset({"more"}))
+    assert [left.uid for left in plan.left] == ["more"]
+    execute_plan(prepared_job(job, job.build()), plan, RestoreRequest(f"left-{plan.digest[:8]}"))
+    assert job.known.actions[-1].facts["kept_tables"] == ["more"]
+    job.grow(3, sinks="out more")
+    real = plan_restore(job, job.build(sinks="out more"), target=str(first))
+    again = job.number - 4
+    assert written(job.plan(first)) == written(real) == {"out": again, "more": None}
+    removed = {sink.uid: sink.rows_removed for sink in real.sinks}
+    assert removed["out"] == again and (removed["more"] or 0) > again
+
+
 def test_the_time_to_read_the_input_again_is_that_of_the_checkpoints_since_the_target(job: Job) -> None:
     first = job.root.checkpoints.restorable(job.root.head())[0].id
     took = [r.duration_ms for r in job.known.checkpoints if r.checkpoint_id > first]

@@ -217,6 +217,7 @@ def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) 
         of_job=f"{plan.parent_job} {plan.parent_job_uuid}" if plan.parent_job_uuid else "",
         savepoint_path=plan.savepoint_path or "" if context.from_other_job else "",
         is_claimed=plan.claim_mode is ClaimMode.CLAIM,
+        sinks_left=[sink.uid for sink in plan.left],
     )
 
 
@@ -377,6 +378,7 @@ def recover_pending_output(
         left=head.checkpoint_id,
         undone=[ref.id for ref in root.checkpoints.list_kept(head) if ref.id >= lost],
         at=root.clock.now().isoformat(timespec="milliseconds"),
+        sinks_left=sorted(u for u, p in head.entry.published.items() if u not in intents and p.checkpoint_id > base.id),
     )
     # With an intent, as for a restore: a fenced driver, or a process that takes a savepoint, may still publish output
     # that is dropped here into another sink, before its table has the token of this rewind.
@@ -444,7 +446,8 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, object] = MappingP
     if facts is None:
         return
     parent_job, _, parent_job_uuid = facts.of_job.rpartition(" ")
-    kept = sorted(uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP)
+    # A sink that the job lacks may be added again: its table then has rows that no checkpoint since has written.
+    kept = sorted({uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP} | {*facts.sinks_left})
     now = root.clock.now()
     took = now - datetime.fromisoformat(facts.at)
     record = ActionRecord(
