@@ -308,6 +308,7 @@ _MARKS = {
     "rewind": "↶",
     "fork": "⑂",
     "dispose": "✕",
+    "retention": "✕",
     "stop": "■",
     "relocate": "→",
     "rejection": "⊘",
