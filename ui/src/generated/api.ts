@@ -1725,7 +1725,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1766,7 +1766,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1809,7 +1809,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1848,7 +1848,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
