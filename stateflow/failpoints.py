@@ -95,6 +95,7 @@ NAMES: dict[str, str] = {
     "serve.swapped": "a state server serves a new checkpoint, older ones are not released",
     "serve.renewed": "a state server has renewed its lease, its previous one still exists",
     "history.indexed": "an index of the history is stored, no log entry refers to it",
+    "gc.recorded": "a retention is recorded, no checkpoint is released",
     "gc.listed": "garbage is listed, nothing is deleted",
     "gc.deleting": "some garbage is deleted",
     "run.end": "the last batch is done, the run has not returned",

@@ -301,6 +301,7 @@ _MARKS = {
     "rewind": "↶",
     "fork": "⑂",
     "dispose": "✕",
+    "retention": "✕",
     "stop": "■",
     "relocate": "→",
     "rejection": "⊘",

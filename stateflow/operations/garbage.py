@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from stateflow import failpoints
 from stateflow.checkpoint.garbage_collector import Collector, FileStatus
+from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef
+from stateflow.checkpoint.log.documents import ActionRecord, EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.log.transitions import drop_expired
@@ -66,14 +68,38 @@ class RetentionReport:
     savepoints_freed_bytes: int
 
 
+@dataclass(frozen=True)
+class RetentionOrder:
+    """Who applies a retention, and why.
+
+    Attributes:
+        by: who applies or approved it; empty for this process.
+        requested_by: who requested it, if another person approved it.
+        reason: why.
+        note: what the person entered who approved it.
+    """
+
+    by: str = ""
+    requested_by: str = ""
+    reason: str = ""
+    note: str = ""
+
+
 def collect_garbage(
-    job_root: str, *, retain: int | None = None, upto: int | None = None, dry_run: bool = False
+    job_root: str,
+    *,
+    retain: int | None = None,
+    upto: int | None = None,
+    dry_run: bool = False,
+    order: RetentionOrder = RetentionOrder(),
 ) -> GarbageReport:
     """Deletes files that nothing refers to; safe while a run or another collection is active.
 
     Args:
         retain: number of checkpoints to keep, until the next run applies its own setting; None for no change.
         upto: id of the newest checkpoint that may be released, such as the newest one approved; None for any.
+        dry_run: whether nothing is deleted.
+        order: who applies the retention, and why; for the record of it.
     """
     root = open_root(job_root)
     if dry_run:
@@ -82,11 +108,34 @@ def collect_garbage(
         # An entry decides that a pin is over, and so what is garbage: not the clock of a collector.
         root.admin.end_leases()
         if retain is not None:
+            # Before the checkpoints are released: a kill in between loses neither who did it nor why.
+            _record_retention(root, retain, upto, order)
+            failpoints.hit("gc.recorded")
             root.admin.retain(retain, upto)
         found = Collector(root).collect()
     return GarbageReport(
         root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown, found.dry_run
     )
+
+
+def _record_retention(root: JobRoot, retain: int, upto: int | None, order: RetentionOrder) -> None:
+    """Stores in the job's history which checkpoints a retention releases; nothing if it releases none."""
+    head = root.head()
+    released = root.admin.released(head, retain, upto) if retain >= 1 else []
+    if not released:
+        return
+    record = ActionRecord(
+        seq=head.entry.seq,
+        kind="retention",
+        ended_at=root.clock.now().isoformat(timespec="milliseconds"),
+        by=order.by or root.requester,
+        requested_by=order.requested_by,
+        reason=order.reason,
+        note=order.note,
+        facts={"retain": retain, "checkpoints": len(released), "upto_checkpoint_id": released[-1].id},
+    )
+    # A repetition after a kill, at the same entry, has the record of the first attempt.
+    write_action(root.storage, record, f"{retain}-{released[-1].id}")
 
 
 def explain_files(job_root: str) -> list[FileStatus]:

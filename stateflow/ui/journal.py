@@ -29,6 +29,7 @@ class JournalKind(StrEnum):
     REJECTION = "rejection"
     SAVEPOINT = SAVEPOINT_RECORD
     DISPOSE = "dispose"
+    RETENTION = "retention"
     STOP = "stop"
     FORK = "fork"
     RELOCATE = "relocate"

@@ -297,17 +297,20 @@ def test_rows_that_a_restore_has_kept_make_the_number_unknown(job: Job) -> None:
 
 
 def test_rows_of_a_sink_that_an_earlier_restore_has_left_and_that_came_back_are_unknown(job: Job) -> None:
-    job.grow(3, sinks="out new")
-    first = job.root.head().checkpoint_id
-    job.grow(4, sinks="out new")
-    plan = plan_restore(job, job.build(), target=str(first), keep_tables=frozenset({"new"}))
-    assert [left.uid for left in plan.left] == ["new"]
-    execute_plan(prepared_job(job, job.build()), plan, RestoreRequest(f"without-{plan.digest[:8]}"))
-    after = job.grow(2, sinks="out new")
-    # The rows of the checkpoint that was undone are still in its table.
-    assert written(job.plan(first)) == {"out": 6, "new": None}
-    job.grow(1, sinks="out new")
-    assert written(job.plan(after)) == {"out": 1, "new": 1}
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    job.grow(8, sinks="out more")
+    plan = plan_restore(job, job.build(), target=str(first), keep_tables=frozenset({"more"}))
+    assert [left.uid for left in plan.left] == ["more"]
+    execute_plan(prepared_job(job, job.build()), plan, RestoreRequest(f"left-{plan.digest[:8]}"))
+    assert job.known.actions[-1].facts["kept_tables"] == ["more"]
+    after = job.grow(3, sinks="out more")
+    real = plan_restore(job, job.build(sinks="out more"), target=str(first))
+    again = job.number - 4
+    assert written(job.plan(first)) == written(real) == {"out": again, "more": None}
+    removed = {sink.uid: sink.rows_removed for sink in real.sinks}
+    assert removed["out"] == again and (removed["more"] or 0) > again
+    job.grow(1, sinks="out more")
+    assert written(job.plan(after)) == {"out": 1, "more": 1}
 
 
 def test_the_time_to_read_the_input_again_is_that_of_the_checkpoints_since_the_target(job: Job) -> None:

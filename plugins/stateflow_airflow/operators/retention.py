@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import config_failure
-from stateflow_airflow.operators.approvals.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck, Decision
 from stateflow_airflow.operators.approvals.command_approval import retention_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator, requester
 from stateflow_airflow.operators.retention_limits import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stateflow.checkpoint.savepoints.cleanup import SavepointRule
     from stateflow.connectors.delta.maintenance import VacuumReport
     from stateflow.operations import GarbageReport, PruneReport
+    from stateflow.operations.garbage import RetentionOrder
 
 require_supported()
 
@@ -108,10 +109,13 @@ class StateflowRetentionOperator(JobRootOperator):
             # user has seen.
             found = savepoint_to_delete(root, self.dispose.strip(), must_exist=preview)
             planned, upto = self._planned(root, rule, found), newest_beyond(root, limits.checkpoints)
-            by = requester(context) if preview else self._permitted_by(context, limits, found)
+            decision = Decision(requester(context)) if preview else self._permitted_by(context, limits, found)
+            by = decision.by
             gone, freed = self._dispose(root, found, by, preview=preview) if found else ((), 0)
             pruned = planned if preview else prune_savepoints(root, rule, by=by, only=planned.deleted)
-            report = collect_garbage(root, retain=limits.checkpoints, upto=upto, dry_run=preview)
+            report = collect_garbage(
+                root, retain=limits.checkpoints, upto=upto, dry_run=preview, order=self._order(decision)
+            )
         self._log_report(report)
         return to_object(RetentionReport(report, gone + pruned.deleted, pruned.kept, freed + pruned.freed_bytes))
 
@@ -125,14 +129,19 @@ class StateflowRetentionOperator(JobRootOperator):
             dispose(root, self.dispose.strip(), by=by, reason=self.reason.strip(), expected_id=found.document.id)
         return (found.document.name,), found.size
 
-    def _permitted_by(self, context: Context, limits: Retention, disposed: StoredSavepoint | None) -> str:
-        """Returns the user to record. Raises PermanentFailure if an approval is missing."""
+    def _order(self, decision: Decision) -> RetentionOrder:
+        from stateflow.operations.garbage import RetentionOrder
+
+        return RetentionOrder(decision.by, decision.requested_by, self.reason.strip(), decision.note)
+
+    def _permitted_by(self, context: Context, limits: Retention, disposed: StoredSavepoint | None) -> Decision:
+        """Returns the decision to record. Raises PermanentFailure if an approval is missing."""
         check = ApprovalCheck(self.approval, self.self_approval)
         configured = self.configured or read_retention(*self._given)
         question = retention_question(self.job_root, limits, configured, approved=check.answer.loss, disposed=disposed)
         if question is None:
-            return requester(context)
-        return check.decision(question.digest, context).by
+            return Decision(requester(context))
+        return check.decision(question.digest, context)
 
     def _planned(self, root: str, rule: SavepointRule, disposed: StoredSavepoint | None) -> PruneReport:
         from stateflow.operations import prune_savepoints

@@ -318,15 +318,16 @@ class AdminEntries:
         if keep < 1:
             raise ConfigError("at least one checkpoint must be retained", value=keep)
         return self.append_admin(
-            lambda head: not self._released(head, keep, upto), lambda base: self._retain_entry(base, keep, upto)
+            lambda head: not self.released(head, keep, upto), lambda base: self._retain_entry(base, keep, upto)
         )
 
     def _retain_entry(self, base: Head, keep: int, upto: int | None) -> LogEntry:
         # None is left to release if another process did so since the head was read.
-        oldest = self._checkpoints.restorable(base)[len(self._released(base, keep, upto))].id
+        oldest = self._checkpoints.restorable(base)[len(self.released(base, keep, upto))].id
         return transitions.retain(self._job, base, self._author(f"retain {keep}"), oldest)
 
-    def _released(self, head: Head, keep: int, upto: int | None) -> list[EntryRef]:
+    def released(self, head: Head, keep: int, upto: int | None) -> list[EntryRef]:
+        """Returns the checkpoints that `retain` releases, oldest first."""
         beyond = self._checkpoints.restorable(head)[:-keep]
         return [ref for ref in beyond if upto is None or ref.id <= upto]
 

@@ -444,8 +444,8 @@ def _record(root: JobRoot, entry: LogEntry, more: Mapping[str, object] = Mapping
         return
     facts = rewind.restore
     parent_job, _, parent_job_uuid = facts.of_job.rpartition(" ")
-    # A sink that the job does not have keeps its rows too, and may come back.
-    left = entry.published.keys() - rewind.sinks.keys()
+    # A sink that the job does not have keeps the rows after the target, too, and may come back.
+    left = {u for u, p in entry.published.items() if u not in rewind.sinks and p.checkpoint_id > facts.base}
     kept = sorted(left | {uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP})
     now = root.clock.now()
     took = now - datetime.fromisoformat(facts.at)

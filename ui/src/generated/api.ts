@@ -1729,7 +1729,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1770,7 +1770,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1813,7 +1813,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
@@ -1852,7 +1852,7 @@ export interface operations {
                 /** @description how many */
                 limit?: number;
                 /** @description what was done */
-                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "stop" | "fork" | "relocate";
+                kind?: "restore" | "rejection" | "savepoint" | "dispose" | "retention" | "stop" | "fork" | "relocate";
                 /** @description part of the name of a person */
                 person?: string;
                 /** @description earliest time at which it ended */
