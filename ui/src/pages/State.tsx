@@ -30,7 +30,7 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
           <Sentence job={job} address={address} base={base} family={family} />
           <Flex gap={2} align="center" wrap="wrap" fontSize="sm" color="fg.muted">
             <Text fontFamily="mono" overflowWrap="anywhere">
-              {job.job_root}
+              {visible(job.job_root)}
             </Text>
             <CopyButton text={job.job_root} what="path of the job root" />
           </Flex>
