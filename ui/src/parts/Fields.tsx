@@ -121,7 +121,8 @@ export function CheckField({ label, value, onChange }: { label: string; value: b
           onChange(event.target.checked);
         }}
       />
-      <span>{label}</span>
+      {/* Chakra gives each element a value of its own, with which a long name makes the page wider. */}
+      <span style={{ overflowWrap: "inherit" }}>{label}</span>
     </Box>
   );
 }

@@ -106,7 +106,7 @@ export function Notice({ status, title, children }: { status: "info" | "warning"
   return (
     <Alert.Root status={status} role={status === "error" ? "alert" : "status"}>
       <Alert.Indicator />
-      <Alert.Content>
+      <Alert.Content minW={0}>
         <Alert.Title>{visible(title)}</Alert.Title>
         <Alert.Description as="div">{typeof children === "string" ? visible(children) : children}</Alert.Description>
       </Alert.Content>
