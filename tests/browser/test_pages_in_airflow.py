@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote, urlsplit
@@ -109,7 +110,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     shutil.copytree(folder / "open", folder / "gone")
     asked = AccountsJob(folder / ASKED)
     for rows in (50, 120):
-        asked.run_to(rows, name=ASKED, checkpoints__retained=100)
+        # Of checkpoints that are stored asynchronously, there is not always the same number.
+        asked.run_to(rows, name=ASKED, checkpoints__retained=100, checkpoints__asynchronous="no")
     flights = FlightsStory(folder / FLIGHTS)
     flights.folder.mkdir()
     flights.play()
@@ -254,43 +256,72 @@ def test_a_form_of_another_site_starts_nothing(site: Site, kind: str) -> None:
     assert site.client.runs("open") == before
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
+@dataclass(frozen=True)
+class Sight:
+    """A part of a page of Airflow of which there are pictures.
+
+    Attributes:
+        page: in `PAGES`, or the path.
+        begin: selects the element with which the part begins.
+        last: text of it that it shows last.
+    """
+
+    page: str
+    last: str
+    height: int
+    user: str = "vera"
+    begin: str = ".stateflow"
+
+
+SIGHTS = {
+    "airflow-state": Sight(f"dags/{FLIGHTS}/plugin/stateflow-state", FLIGHTS, 900),
+    "airflow-card": Sight("", FLIGHTS, 115, begin="section[aria-label='Stateflow jobs']"),
+    "approval": Sight("approval", "The plan is still valid", 1100, user="uma"),
+    "recovery": Sight("recovery", "Answer the question", 620, user="uma"),
+}
+LOOKS: dict[str, tuple[int, Literal["light", "dark"]]] = {
+    "light": (1280, "light"),
+    "dark": (1280, "dark"),
+    "phone": (375, "light"),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "address", "begin", "height"),
-    [
-        ("airflow-state", f"dags/{FLIGHTS}/plugin/stateflow-state", ".stateflow", 900),
-        ("airflow-card", "", "section[aria-label='Stateflow jobs']", 115),
-    ],
+    ("name", "look"),
+    [(name, look) for name in SIGHTS for look in LOOKS if look != "phone" or not name.startswith("airflow-")],
 )
 def test_a_part_of_airflows_page_looks_as_in_its_picture(
-    site: PagesSite,
-    renews_pictures: bool,
-    *,
-    name: str,
-    address: str,
-    begin: str,
-    height: int,
-    colours: Literal["light", "dark"],
+    site: PagesSite, renews_pictures: bool, name: str, look: str
 ) -> None:
-    with site.as_user("vera", height=1200, colours=colours) as look:
-        page = look.page
+    sight, (width, colours) = SIGHTS[name], LOOKS[look]
+    with site.as_user(sight.user, width=width, height=1200, colours=colours) as opened:
+        page = opened.page
         page.clock.set_fixed_time(site.flights_ended_at)
-        page.route("**/stateflow/api/v1/**", lambda route: answer_of_one_job(site, route))
-        page.goto(f"{site.url}/{address}")
-        element = page.locator(begin).first
-        element.get_by_text(FLIGHTS).first.wait_for()
+        page.route(re.compile("/api/v[12]/"), lambda route: steady_answer(site, route))
+        page.goto(addresses(site).get(sight.page, f"{site.url}/{sight.page}"))
+        element = page.locator(sight.begin).first
+        element.get_by_text(sight.last).first.wait_for()
         page.locator("[aria-busy=true]").first.wait_for(state="detached")
-        assert look.moving(begin) == []
-        check_picture(page, f"{name}-{colours}", renews=renews_pictures, part=Part(element, height))
+        assert opened.moving(sight.begin) == []
+        check_picture(page, f"{name}-{look}", renews=renews_pictures, part=Part(element, sight.height))
 
 
-def answer_of_one_job(site: Site, route: Route) -> None:
-    """Lets a page read the API's answer without what differs each time: the folder, and the other jobs of lists."""
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d(?:\.\d+)?)?")
+
+
+def steady_answer(site: PagesSite, route: Route) -> None:
+    """Lets a page read an answer without what differs each time: the folder, other jobs of lists, and the times of the
+    job whose question waits. Its hostile reason is not for pictures."""
     answer = route.fetch()
-    text = answer.text().replace(str(site.folder), "/lake")
-    if answer.status == 200 and urlsplit(answer.url).path.endswith("/jobs"):
+    text, path = answer.text().replace(str(site.folder), "/lake"), urlsplit(answer.url).path
+    if answer.status == 200 and path.endswith("/stateflow/api/v1/jobs"):
         found = json.loads(text)
         text = json.dumps({**found, "jobs": [row for row in found["jobs"] if row["job"] == FLIGHTS]})
+    if site.id_of(ASKED) in path or f"/dags/{ASKED}_" in path:
+        for is_ascii in (True, False):
+            text = text.replace(json.dumps(HOSTILE, ensure_ascii=is_ascii)[1:-1], "wrong totals since yesterday")
+        at = site.flights_ended_at - timedelta(minutes=29)
+        text = _MOMENT.sub(lambda found: f"{at:%Y-%m-%d}{found[1]}{at:%H:%M}{':00' if found[2] else ''}", text)
     route.fulfill(response=answer, body=text)
 
 
@@ -313,6 +344,59 @@ def test_a_reload_keeps_the_page_and_back_and_forward_lead_through_the_pages(sit
         page.get_by_role("heading", name="Operators at the newest checkpoint").wait_for()
         page.go_forward()
         page.wait_for_url(chosen)
+
+
+def test_pages_within_the_tab_of_a_dag_have_addresses_and_a_history(site: Site) -> None:
+    tab = f"{site.url}/dags/open/plugin/stateflow-state"
+    newest = str(root_files.kept_entries(site.folder / "open" / "root")[-1].seq)
+    with site.as_user("vera") as look:
+        page = look.page
+        links = page.get_by_role("navigation", name="Pages of the job")
+        steps = [
+            (
+                page.get_by_role("link", name="Restore to here").first,
+                page.get_by_role("heading", name="Restore job to"),
+            ),
+            *(
+                (links.get_by_role("link", name=name), content)
+                for name, content in (
+                    ("Timeline", page.get_by_role("button", name="savepoint before")),
+                    ("Journal", page.get_by_role("region", name="Journal")),
+                    ("Savepoints", page.get_by_role("article", name="Savepoint before")),
+                    ("Graph", page.get_by_label("Checkpoint", exact=True)),
+                    ("State", page.get_by_role("heading", name="Operators at the newest checkpoint")),
+                )
+            ),
+            (page.get_by_role("link", name=newest, exact=True).first, page.get_by_role("dialog")),
+        ]
+        visit(look, tab)
+        history = [(tab, steps[-2][1])]
+        for link, content in steps:
+            link.click()
+            content.first.wait_for()
+            history.append((page.url, content))
+        assert len({url for url, _ in history}) == len(steps)
+        for url, content in history[-2::-1]:
+            page.go_back()
+            page.wait_for_url(url)
+            content.first.wait_for()
+        for url, content in history[1:]:
+            page.go_forward()
+            page.wait_for_url(url)
+            content.first.wait_for()
+        for url, content in history:
+            assert url.startswith(tab)
+            visit(look, url)
+            content.first.wait_for()
+            assert page.url == url
+
+
+@pytest.mark.parametrize("page", ["", "/timeline"])
+def test_the_tab_of_a_dag_without_a_job_says_so(site: Site, page: str) -> None:
+    with site.as_user("vera") as look:
+        visit(look, f"{addresses(site)['tab of another DAG']}{page}")
+        look.page.get_by_text("This is not a DAG of a stateflow job").wait_for()
+        assert look.page.get_by_role("navigation", name="Pages of the job").count() == 0
 
 
 def test_the_navigation_and_the_card_on_the_first_page_lead_to_a_job(site: Site) -> None:
