@@ -420,11 +420,11 @@ def test_what_is_made_after_an_approval_was_compared_is_kept(
     assert done["deleted_savepoints"] == ["p3"] and len(done["retained_checkpoint_ids"]) == 1
 
 
-def _meanwhile(job: AccountsJob) -> str:
+def _meanwhile(job: AccountsJob) -> Decision:
     if "p4" not in root_files.savepoints(job.root):
         job.run_to(60)
         take(job, "p4")
-    return "ada"
+    return Decision("ada")
 
 
 def test_a_savepoint_is_disposed_of_with_an_approval_only(saved: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,12 +543,12 @@ def test_another_savepoint_that_gets_the_name_during_the_task_is_kept(
     permitted = StateflowRetentionOperator._permitted_by
     before: dict[str, str] = {}
 
-    def replaced(*given: Any) -> str:
-        by = permitted(*given)
+    def replaced(*given: Any) -> Decision:
+        decision = permitted(*given)
         dispose(str(saved.root), "mine")
         take(saved, "mine")
         before.update(everything(saved))
-        return by
+        return decision
 
     with monkeypatch.context() as patch:
         patch.setattr(StateflowRetentionOperator, "_permitted_by", replaced)
@@ -595,6 +595,8 @@ def test_an_approval_of_a_retention_is_void_after_another_run(saved: AccountsJob
     # A try that was killed has done a part of it.
     prune_savepoints(str(saved.root), SavepointRule(2))
     assert len(collect(saved, yes, **limits)["retained_checkpoint_ids"]) == 1
+    (noted,) = (each for each in root_files.history(saved.root) if each.get("kind") == "retention")
+    assert (noted["by"], noted["requested_by"], noted["note"]) == ("airflow-user:ada", "airflow-user:bob", "seen")
     saved.deliver(70)
     saved.finish()
     before = everything(saved)

@@ -120,7 +120,7 @@ it("adds the bounds of tables that do not tell to the rows of those that do", ()
   const two = { ...plan, sinks: [sink, { ...sink, uid: "more", rows_removed: null, rows_written_since: 6 }] };
   expect([rowsRemoved(two), rowsText(rowsRemoved(two))]).toEqual([{ exact: null, most: 1240 }, "at most 1,240 rows"]);
   // A table that is kept, printed rows, and rows that a function has received, lose nothing.
-  const staying = (["standard output", "function"] as const).map((kind) => ({ ...sink, kind, rows_removed: null }));
+  const staying = (["standard output", "function", "topic"] as const).map((kind) => ({ ...sink, kind, rows_removed: null }));
   const kept = { ...plan, sinks: [sink, { ...sink, mode: "keep" as const, rows_removed: 0, rows_written_since: 9 }, ...staying] };
   expect(rowsText(rowsRemoved(kept))).toBe("1,234 rows");
 });

@@ -32,7 +32,7 @@ export interface Rows {
 /** What a restore cannot take back from a sink, by its kind; null if it removes rows. */
 const STAYING: Record<SinkChange["kind"], string | null> = {
   table: null,
-  topic: null,
+  topic: "records of a topic stay",
   files: null,
   "standard output": "printed rows stay",
   function: "the function has received its rows",

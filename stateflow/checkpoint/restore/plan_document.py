@@ -149,6 +149,10 @@ _SINK_REMOVED = (
     "write them a second time"
 )
 _NOT_HELD = "it no longer has all input since the target: the missing rows cannot be read again"
+_TOPIC = (
+    "records of a topic cannot be removed: the restore is refused if any were published after the target, unless the "
+    "sink keeps its output"
+)
 _UNREAD = (
     "it was not read, because only the job file says where it is: the plan that is made with the job file shows what "
     "the restore removes, and whether it would undo what others have written"
@@ -546,7 +550,10 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     found = [Caution(_name_of(s), _other_commits(s.others)) for s in plan.sinks if s.others]
     found += [Caution(f"sink {left.uid}", _removed_sink(left, plan)) for left in plan.left]
     unread = [s for s in plan.sinks if not s.read and s.mode is SinkMode.RESTORE and s.rows_removed != 0]
-    found += [Caution(", ".join(map(_name_of, unread)), _UNREAD)] if unread else []
+    topics, tables = ([s for s in unread if (s.kind is SinkKind.TOPIC) is wanted] for wanted in (True, False))
+    found += [
+        Caution(", ".join(map(_name_of, sinks)), text) for sinks, text in ((topics, _TOPIC), (tables, _UNREAD)) if sinks
+    ]
     found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.available is False]
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:
@@ -645,8 +652,8 @@ def describe_replay(plan: RestorePlan) -> str:
 
 
 def _stays(sink: SinkChange) -> bool:
-    """Returns whether a restore removes no rows of a sink: those that were printed, or given to a function, remain."""
-    return sink.mode is SinkMode.KEEP or sink.kind in (SinkKind.PRINTED, SinkKind.FUNCTION)
+    """Returns whether a restore removes no rows of a sink: those that were printed, sent or given away remain."""
+    return sink.mode is SinkMode.KEEP or sink.kind in (SinkKind.PRINTED, SinkKind.FUNCTION, SinkKind.TOPIC)
 
 
 def _describe_undone(plan: RestorePlan) -> str:

@@ -88,6 +88,7 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
         (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["sink out"]),
         (_plan(sinks=[msgspec.structs.replace(_sink(others=("x",)), kind=SinkKind.TABLE)]), ["table of out"]),
         (_plan(sinks=[UNREAD, _sink(SinkMode.KEEP, uid="topic")], sources=[_source(True)]), ["sink out", "sink topic"]),
+        (_plan(sinks=[UNREAD, msgspec.structs.replace(UNREAD, kind=SinkKind.TOPIC)]), ["topic of out", "sink out"]),
         # The log shows that nothing of it is removed.
         (_plan(sinks=[msgspec.structs.replace(UNREAD, rows_removed=0)], sources=[_source(True)]), []),
         (_plan(states=STATES), ["state of old"]),
