@@ -539,7 +539,7 @@ it("lists who asked and who approved, from where to where, with the rows that we
   ]);
   expect(within(other as HTMLElement).getAllByRole("cell")[3]?.textContent).toBe("new kind");
   // A run records its own start and end: a filter for these would find nothing.
-  expect([...screen.getByLabelText<HTMLSelectElement>("Action").options].map((each) => each.value)).toEqual(["", "restore", "rejection", "savepoint", "dispose", "stop", "fork", "relocate"]);
+  expect([...screen.getByLabelText<HTMLSelectElement>("Action").options].map((each) => each.value)).toEqual(["", "restore", "rejection", "savepoint", "dispose", "retention", "stop", "fork", "relocate"]);
   await expectAccessible(container);
   const user = userEvent.setup();
   await user.selectOptions(screen.getByLabelText("Action"), "restore");

@@ -105,13 +105,8 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
         drain=drain,
     )
     run = run_name(status.run, status.generation)
-    question = Question(
-        digest,
-        f"stop of {run}",
-        status.head_seq,
-        _describe_stop(status, run, name, drain),
-        generation=status.generation,
-    )
+    text = _describe_stop(status, run, name, drain)
+    question = Question(digest, f"stop of {run}", status.head_seq, text, generation=status.generation)
     return question, status.generation
 
 
