@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -108,22 +109,26 @@ def collect_garbage(
         # An entry decides that a pin is over, and so what is garbage: not the clock of a collector.
         root.admin.end_leases()
         if retain is not None:
-            # Before the checkpoints are released: a kill in between loses neither who did it nor why.
-            _record_retention(root, retain, upto, order)
+            # Before the checkpoints are released: a kill in between loses neither who did it nor why. Only what is
+            # recorded is released, although a run may make checkpoints meanwhile.
+            newest = _record_retention(root, retain, upto, order)
             failpoints.hit("gc.recorded")
-            root.admin.retain(retain, upto)
+            root.admin.retain(retain, newest)
         found = Collector(root).collect()
     return GarbageReport(
         root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown, found.dry_run
     )
 
 
-def _record_retention(root: JobRoot, retain: int, upto: int | None, order: RetentionOrder) -> None:
-    """Stores in the job's history which checkpoints a retention releases; nothing if it releases none."""
+def _record_retention(root: JobRoot, retain: int, upto: int | None, order: RetentionOrder) -> int:
+    """Stores in the job's history which checkpoints a retention releases; nothing if it releases none.
+
+    Returns the id of the newest one that it releases; 0 if it releases none.
+    """
     head = root.head()
     released = root.admin.released(head, retain, upto) if retain >= 1 else []
     if not released:
-        return
+        return 0
     record = ActionRecord(
         seq=head.entry.seq,
         kind="retention",
@@ -134,8 +139,10 @@ def _record_retention(root: JobRoot, retain: int, upto: int | None, order: Reten
         note=order.note,
         facts={"retain": retain, "checkpoints": len(released), "upto_checkpoint_id": released[-1].id},
     )
-    # A repetition after a kill, at the same entry, has the record of the first attempt.
-    write_action(root.storage, record, f"{retain}-{released[-1].id}")
+    # A repetition after a kill, at the same entry and by the same person, has the record of the first attempt.
+    unique = hashlib.sha256(f"{record.by} {retain} {released[-1].id}".encode()).hexdigest()[:12]
+    write_action(root.storage, record, unique)
+    return released[-1].id
 
 
 def explain_files(job_root: str) -> list[FileStatus]:

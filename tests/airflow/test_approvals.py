@@ -309,7 +309,10 @@ def test_the_question_shows_what_is_stopped_and_hostile_text_only_as_text(
     idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = asks_to_stop(idle_job, name="x](http://evil) **now**", drain="true", response_timeout=timedelta(days=1))
-    body = asked(operator, monkeypatch, task())
+    run = task()
+    body = asked(operator, monkeypatch, run)
+    about = run.ti.pushed["asked"]
+    assert about["drain"] is True and about["generation"] > 0
     head = root_files.head(idle_job.root)
     assert f"run {head.doc['runs']}" in body and f"checkpoint {head.checkpoint}" in body
     assert r"x\](http" in body

@@ -45,11 +45,26 @@ def test_a_retention_is_recorded_with_who_why_and_what(job: Job) -> None:
 def test_a_retention_that_is_killed_before_it_releases_a_checkpoint_is_recorded_once(job: Job) -> None:
     root = str(job.folder / "root")
     before = [ref.id for ref in job.root.checkpoints.restorable(job.root.head())]
-    code = f"from stateflow import operations; operations.collect_garbage({root!r}, retain=1)"
+    code = (
+        "from stateflow.operations.garbage import RetentionOrder, collect_garbage; "
+        f"collect_garbage({root!r}, retain=1, order=RetentionOrder('airflow-user:ann'))"
+    )
     killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "STATEFLOW_FAILPOINT": "gc.recorded"})
     assert killed.returncode == -signal.SIGKILL
     assert [ref.id for ref in job.root.checkpoints.restorable(job.root.head())] == before
     (record,) = retentions(job)
     assert record.facts["checkpoints"] == len(before) - 1
-    operations.collect_garbage(root, retain=1)
+    operations.collect_garbage(root, retain=1, order=RetentionOrder("airflow-user:ann"))
     assert retentions(job) == [record]
+
+
+def test_a_retention_releases_only_what_is_recorded_although_a_run_makes_checkpoints(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(job.folder / "root")
+    before = [ref.id for ref in job.root.checkpoints.restorable(job.root.head())]
+    monkeypatch.setattr("stateflow.failpoints.hit", lambda name: job.grow() if name == "gc.recorded" else None)
+    operations.collect_garbage(root, retain=1)
+    (record,) = retentions(job)
+    assert record.facts["upto_checkpoint_id"] == before[-2]
+    assert before[-1] in [ref.id for ref in job.root.checkpoints.restorable(job.root.head())]

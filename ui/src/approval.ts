@@ -20,11 +20,13 @@ export interface Asked {
   savepoints?: string[];
   /** The run that ends; null if none does. */
   generation?: number | null;
+  /** Whether the run fires every event-time timer before it ends. */
+  drain?: boolean;
 }
 
-/** Whether a request says in numbers what it deletes or ends. */
-export function hasNumbers({ checkpoints = [], savepoints = [], generation }: Asked): boolean {
-  return checkpoints.length + savepoints.length > 0 || generation != null;
+/** Whether a request says in numbers what it deletes. */
+export function hasNumbers({ checkpoints = [], savepoints = [] }: Asked): boolean {
+  return checkpoints.length + savepoints.length > 0;
 }
 
 /** Why a person cannot give an answer; null for each that they can. */

@@ -41,10 +41,11 @@ const STAYING: Record<SinkChange["kind"], string | null> = {
 
 /** Why a restore removes nothing of a sink that does not keep its content; null for other sinks. */
 export function stayingText({ kind }: Pick<SinkChange, "kind">): string | null {
-  return STAYING[kind];
+  // A worker of another version may write a kind that this page does not know.
+  return (STAYING as Record<string, string | null | undefined>)[kind] ?? null;
 }
 
-/** Whether the restore removes nothing of a sink: rows that were printed, or given to a function, remain. */
+/** Whether the restore removes nothing of a sink: rows that were printed, sent or given to a function remain. */
 export function staysAsItIs(sink: Pick<SinkChange, "mode" | "kind">): boolean {
   return sink.mode === "keep" || stayingText(sink) !== null;
 }

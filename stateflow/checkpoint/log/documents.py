@@ -431,6 +431,8 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     """Whether the savepoint was claimed: the job deletes it."""
     is_imported: bool = False
     """Whether the state was imported: then the restore's CLAIM is a checkpoint itself, with an id of its own."""
+    sinks_left: list[str] = []
+    """Sinks that the job lacks and that have output after the target: the restore keeps their tables."""
 
 
 class Rewind(Document, frozen=True, kw_only=True):

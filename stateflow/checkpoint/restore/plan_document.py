@@ -360,7 +360,7 @@ ONLY_SHOWN: Mapping[type[Document], Set[str]] = {
     SinkChange: {"kind", "rows_written_since"},
     StateChange: {"current_bytes", "current_parallelism"},
 }
-"""Fields of a plan that help to read it: neither is it executed by them, nor do they say what it changes or loses."""
+"""Labels and bounds of a plan, which its execution does not use."""
 
 
 def _decided(value: object) -> object:

@@ -225,6 +225,7 @@ def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) 
         of_job=f"{plan.parent_job} {plan.parent_job_uuid}" if plan.parent_job_uuid else "",
         savepoint_path=plan.savepoint_path or "" if context.from_other_job else "",
         is_claimed=plan.claim_mode is ClaimMode.CLAIM,
+        sinks_left=[sink.uid for sink in plan.left],
     )
 
 
@@ -385,6 +386,7 @@ def recover_pending_output(
         left=head.checkpoint_id,
         undone=[ref.id for ref in root.checkpoints.list_kept(head) if ref.id >= lost],
         at=root.clock.now().isoformat(timespec="milliseconds"),
+        sinks_left=sorted(u for u, p in head.entry.published.items() if u not in intents and p.checkpoint_id > base.id),
     )
     # With an intent, as for a restore: a fenced driver, or a process that takes a savepoint, may still publish output
     # that is dropped here into another sink, before its table has the token of this rewind.
@@ -444,9 +446,8 @@ def _record(root: JobRoot, entry: LogEntry, more: Mapping[str, object] = Mapping
         return
     facts = rewind.restore
     parent_job, _, parent_job_uuid = facts.of_job.rpartition(" ")
-    # A sink that the job does not have keeps the rows after the target, too, and may come back.
-    left = {u for u, p in entry.published.items() if u not in rewind.sinks and p.checkpoint_id > facts.base}
-    kept = sorted(left | {uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP})
+    # A sink that the job does not have keeps its rows too, and may come back.
+    kept = sorted({*facts.sinks_left} | {uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP})
     now = root.clock.now()
     took = now - datetime.fromisoformat(facts.at)
     record = ActionRecord(

@@ -17,7 +17,7 @@ const VERBS: Record<JournalKind, string> = {
   rejection: "rejected",
   savepoint: "took a savepoint",
   dispose: "deleted a savepoint",
-  retention: "released checkpoints",
+  retention: "ordered a release of checkpoints",
   stop: "stopped the run",
   fork: "forked",
   relocate: "moved a source",

@@ -420,8 +420,8 @@ it("shows in numbers what a retention deletes, and what of it is gone already", 
   server.answers[`${job}/savepoints`] = { savepoints: [], older: false, next_cursor: null, elsewhere: [], ...CURRENT };
   const { container } = openQuestion("flights_retention", "Delete?", { checkpoints: [10, 11], savepoints: [HOSTILE], generation: null });
   const losses = await screen.findByRole("region", { name: "What is lost" });
-  expect(losses.textContent).toContain("2checkpoints are deleted10, 11");
-  expect(losses.textContent).toContain(`1savepoint is deleted${HOSTILE}`);
+  expect(losses.textContent).toContain("2checkpoints are deleted that would be kept10, 11");
+  expect(losses.textContent).toContain(`1savepoint is deleted that would be kept${HOSTILE}`);
   expect((await screen.findByText(/Deleted already/)).textContent).toBe(`Deleted already: checkpoint 11, savepoint ${HOSTILE}`);
   expect(screen.getByText("The question as text").closest("details")?.open).toBe(false);
   expect(container.querySelector("img")).toBeNull();
@@ -432,6 +432,13 @@ it("says that a stop is still valid", async () => {
   openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: state.generation });
   expect(await screen.findByText(/still valid/)).toBeDefined();
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(false);
+});
+
+it("warns of a stop that closes open windows, and shows its text", async () => {
+  openQuestion("flights_savepoint", "Stop flights?", { checkpoints: [], savepoints: [], generation: state.generation, drain: true });
+  expect(await screen.findByText(/timer fires first/)).toBeDefined();
+  expect(screen.queryByText(/Nothing is lost/)).toBeNull();
+  expect(screen.getByText("The question as text").closest("details")?.open).toBe(true);
 });
 
 it("refuses the approval of a stop of a run that is not the newest one any more", async () => {

@@ -14,7 +14,7 @@ interface Props {
   saved: SavepointPage | null;
 }
 
-/** What a retention or a deletion deletes, or which run a stop ends, and whether that is still so. */
+/** What a retention or a deletion deletes, or what a stop does to the run, and whether that is still so. */
 export function RequestLosses({ asked, waits, job, saved }: Props) {
   const { checkpoints = [], savepoints = [] } = asked;
   if (checkpoints.length + savepoints.length === 0) return asked.generation == null ? null : <Stop {...{ asked, waits, job }} />;
@@ -22,16 +22,20 @@ export function RequestLosses({ asked, waits, job, saved }: Props) {
   return (
     <>
       <LossNumbers numbers={numbers} />
-      <Text color="red.fg" fontWeight="semibold">
-        They are deleted for ever.
-      </Text>
-      {waits && <StillThere gone={deletedAlready(asked, job, saved)} />}
+      {waits && (
+        <>
+          <Text color="red.fg" fontWeight="semibold">
+            They are deleted for ever, with all that the configuration does not keep anyway.
+          </Text>
+          <StillThere gone={deletedAlready(asked, job, saved)} />
+        </>
+      )}
     </>
   );
 }
 
 function numberOf(what: string, names: readonly string[]): LossNumber {
-  const label = names.length === 1 ? `${what} is deleted` : `${what}s are deleted`;
+  const label = names.length === 1 ? `${what} is deleted that would be kept` : `${what}s are deleted that would be kept`;
   return { value: formatCount(names.length), label, note: visible(names.join(", ")), isLoss: names.length > 0 };
 }
 
@@ -40,7 +44,7 @@ function StillThere({ gone }: { gone: string[] | null }) {
   if (gone.length > 0) return <Notice status="info" title={`Deleted already: ${visible(gone.join(", "))}`} />;
   return (
     <Text color="green.fg" role="status">
-      ✓ The request is still valid: all of them exist. The task deletes nothing if it would delete anything else.
+      ✓ The request is still valid: all of them exist. The task deletes nothing if it would delete another one that the configuration keeps.
     </Text>
   );
 }
@@ -48,7 +52,13 @@ function StillThere({ gone }: { gone: string[] | null }) {
 function Stop({ asked, waits, job }: Omit<Props, "saved">) {
   return (
     <>
-      <Text>Nothing is lost: the job keeps its state in a savepoint.</Text>
+      {asked.drain === true ? (
+        <Notice status="warning" title="Every event-time timer fires first">
+          Windows and sessions that are open are closed, and their output is written: a run after this one does not continue them.
+        </Notice>
+      ) : (
+        <Text>Nothing is lost: the job keeps its state in a savepoint.</Text>
+      )}
       {waits && job?.generation != null && isOvertaken(asked, job) === null && (
         <Text color="green.fg" role="status">
           ✓ The request is still valid: no later run has begun.

@@ -68,6 +68,7 @@ class Question:
         checkpoints: ids of the checkpoints among it, for the page of the approval.
         savepoints: names of the savepoints among it.
         generation: generation of the run that the request ends; None if it ends none.
+        drain: whether the run fires every event-time timer before it ends.
     """
 
     digest: str
@@ -78,6 +79,7 @@ class Question:
     checkpoints: Sequence[int] = ()
     savepoints: Sequence[str] = ()
     generation: int | None = None
+    drain: bool = False
 
 
 def request_digest(**parts: object) -> str:

@@ -106,7 +106,7 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
     )
     run = run_name(status.run, status.generation)
     text = _describe_stop(status, run, name, drain)
-    question = Question(digest, f"stop of {run}", status.head_seq, text, generation=status.generation)
+    question = Question(digest, f"stop of {run}", status.head_seq, text, drain=drain, generation=status.generation)
     return question, status.generation
 
 
