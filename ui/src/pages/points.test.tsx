@@ -225,9 +225,14 @@ it("says which sizes a chart has", async () => {
   const part = timeline.checkpoints.map((each) => ({ ...each, full_bytes: 5000, live_bytes: 2000 }));
   const nameOf = async (address: string, checkpoints: typeof part) => {
     Object.assign(server.answers, { [address]: withDescription({}), [`${address}/points`]: server.answers[`${job}/points`], [`${address}/timeline`]: { ...timeline, checkpoints } });
+    const made = FakePlot.made.length;
     const { unmount } = open(`/${address}`);
     const charts = await screen.findByRole("region", { name: "Charts of the checkpoints" });
     const text = within(charts).getByText("State").parentElement?.textContent;
+    // The plots are made after the page is drawn.
+    await waitFor(() => {
+      expect(FakePlot.made.length).toBeGreaterThanOrEqual(made + 3);
+    });
     const values = FakePlot.made.at(-3)?.data[1];
     unmount();
     return [text, values];
