@@ -109,8 +109,8 @@ def collect_garbage(
         # An entry decides that a pin is over, and so what is garbage: not the clock of a collector.
         root.admin.end_leases()
         if retain is not None:
-            # Before the checkpoints are released: a kill in between loses neither who did it nor why. Only what is
-            # recorded is released, although a run may make checkpoints meanwhile.
+            # Before the checkpoints are released: a kill in between loses neither who did it nor why. Only
+            # recorded checkpoints are released, although a run may make further ones meanwhile.
             newest = _record_retention(root, retain, upto, order)
             failpoints.hit("gc.recorded")
             root.admin.retain(retain, newest)

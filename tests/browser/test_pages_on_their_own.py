@@ -249,7 +249,7 @@ def test_a_page_without_anything_to_show_is_for_all_readers(
 
 
 class HostileJob(PagesJob):
-    """A job whose texts, and names of folders, are hostile. Its other names begin with that of the savepoint."""
+    """A job whose texts, and names of folders, are hostile. Its other names begin with the name of the savepoint."""
 
     def build(self, env: StreamExecutionEnvironment) -> None:
         rows = env.from_source(Growing([Row("a", at) for at in range(self.number)], Row), uid=f"{SAVED}-rows")

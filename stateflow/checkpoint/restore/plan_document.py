@@ -352,7 +352,7 @@ class RestorePlan(Document, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """A hash of what is executed and what its approver decides on, for the id of a request."""
+        """A hash of the fields that are executed, or that the approver decides on, for the id of a request."""
         return hashlib.sha256(msgspec.json.encode(_decided(self), order="deterministic")).hexdigest()[:32]
 
 
