@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from tests.servers.spark import Cluster, executor_of, spark_cluster
-from tests.support import root_files
 from tests.support.flights_job import FlightsJob
 from tests.support.processes import ROOT, Ended, Running, spawn, wait_for
 
@@ -37,7 +36,7 @@ def kill_at_random(flights: FlightsJob, victims: list[str], rng: random.Random) 
     while done < len(victims):
         runs += 1
         assert runs <= _RUNS_EACH * len(victims), f"{runs - 1} runs ended, and {done} processes were killed"
-        flights.deliver(_files_done(flights) + 6)
+        flights.deliver(flights.files_done + 6)
         run = flights.start()
         while done < len(victims) and _kill_one(run, victims[done], rng):
             done += 1
@@ -47,7 +46,7 @@ def kill_at_random(flights: FlightsJob, victims: list[str], rng: random.Random) 
         # Without Spark, a driver fails with an error that a retry fixes.
         assert ended.code in (0, -9, 5), str(ended)
     # A run that has work in every subtask sweeps the scratch space.
-    flights.run_to(_files_done(flights) + 1)
+    flights.run_to(flights.files_done + 1)
     flights.check()
 
 
@@ -89,12 +88,6 @@ def _name_of(process: psutil.Process) -> str:
         return str(process.name())
     except psutil.NoSuchProcess:
         return ""
-
-
-def _files_done(flights: FlightsJob) -> int:
-    """How many files are in checkpoints."""
-    found = root_files.entries(flights.root)
-    return root_files.files_read(found[-1]) if found else 0
 
 
 # -- a standalone cluster, whose executors and workers are killed -----------------------------------------------------

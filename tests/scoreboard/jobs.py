@@ -7,8 +7,8 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,10 +17,14 @@ import psutil
 
 from stateflow.failpoints import NAMES
 from tests.scoreboard.row import Round
+from tests.servers.faults import Faults
+from tests.servers.running import azure_server, s3_server
 from tests.support.job_fixture import ON_REQUEST, AccountsJob
+from tests.support.object_stores import behind_faults
 from tests.support.patched_processes import WORTH_A_WORKER
 from tests.support.processes import Ended, Running, unless_ended, wait_for
 from tests.support.root_files import Chain
+from tests.support.table_jobs import ContainerJob, FoldersJob, in_bucket, in_container
 
 KILLED = -9
 STEPS = sorted(NAMES.keys() - ON_REQUEST - {"start.seeded"})
@@ -45,6 +49,41 @@ def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
         yield job
     finally:
         job.end_all()
+
+
+@contextmanager
+def store(round_: Round, settings: Mapping[str, object], faults: Faults | None = None) -> Iterator[dict[str, Any]]:
+    """An S3 or an Azure server, which the seed decides; yields arguments of a job with job root and tables in it.
+
+    Args:
+        settings: of the job.
+        faults: of a proxy in front of the server; none unless given.
+    """
+    with ExitStack() as stack:
+        server = round_.folder / "server"
+        serve = azure_server if is_on_azure(round_) else s3_server
+        variables = stack.enter_context(serve(server, "bucket"))
+        if faults is not None:
+            variables = stack.enter_context(behind_faults(variables, faults))
+        place = in_container if is_on_azure(round_) else in_bucket
+        yield place(server, settings=settings, variables=variables)
+
+
+def is_on_azure(round_: Round) -> bool:
+    """Whether the store of a round is Azure's."""
+    return round_.seed // 2 % 2 == 1
+
+
+@contextmanager
+def stored_tables_job(round_: Round, faults: Faults | None = None) -> Iterator[FoldersJob]:
+    """A job with job root and tables in a `store`; the seed decides between Delta tables and folders of files."""
+    kind, sink = ContainerJob if is_on_azure(round_) else FoldersJob, ["delta", "files"][round_.seed // 4 % 2]
+    with store(round_, checkpoint_settings(round_), faults) as arguments:
+        job = kind.create(round_.folder / "job", sink, **arguments)
+        try:
+            yield job
+        finally:
+            job.end_all()
 
 
 def kill_after(seconds: float, run: Running, each: Callable[[], object]) -> None:

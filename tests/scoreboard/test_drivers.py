@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from tests.scoreboard.cluster_kills import ClusterKills
-from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, checkpoint_settings, kill_after
+from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, kill_after, stored_tables_job
 from tests.scoreboard.row import Round, Row
-from tests.servers.faults import BUSY, CUT_ANSWER, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
+from tests.servers.faults import BUSY, CUT_ANSWER, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, Faults
 from tests.servers.local_yarn import local_yarn
 from tests.servers.running import s3_server
 from tests.support.job_fixture import ASYNCHRONOUS, SLICE, AccountsJob
@@ -24,7 +23,6 @@ from tests.support.patched_processes import CLOCK
 from tests.support.processes import DEADLINE, Ended, Running, unless_ended, wait_for
 from tests.support.restores import go_back
 from tests.support.root_files import Chain
-from tests.support.table_jobs import FoldersJob
 
 _KILLS = 5
 _ONCE = {"claim.before", "claim.after", "start.published", "history.indexed", "run.end"}
@@ -60,24 +58,18 @@ def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
             return _kill_at_random(job, round_.rng, rows=30)
 
 
-@Row(2, "tables-in-buckets", plays=(0, 6, 40), mutants=("no-token",), within=40)
+@Row(2, "tables-in-buckets", plays=(0, 8, 40), mutants=("no-token",), within=40)
 def test_drivers_killed_with_tables_in_a_bucket_lose_and_double_nothing(round_: Round) -> int:
-    """As killed-drivers, with the job root and Delta tables, of which one is upserted, on an S3 server.
+    """As killed-drivers, with the job root and tables on an S3 or an Azure server: Delta tables, of which one is
+    upserted, or folders of files.
 
     As for killed-drivers; also no data file is left that no version has.
     """
-    with s3_server(round_.folder / "s3", "bucket") as variables:
-        settings = checkpoint_settings(round_)
-        job = FoldersJob.in_bucket(
-            round_.folder / "job", "delta", round_.folder / "s3", settings=settings, variables=variables
-        )
-        try:
-            return _kill_at_random(job, round_.rng, rows=30)
-        finally:
-            job.end_all()
+    with stored_tables_job(round_) as job:
+        return _kill_at_random(job, round_.rng, rows=30)
 
 
-@Row(9, "tables-behind-networks", plays=(0, 6, 40), mutants=("unread-entry",), within=24)
+@Row(9, "tables-behind-networks", plays=(0, 8, 40), mutants=("unread-entry",), within=24)
 def test_drivers_whose_tables_are_behind_a_bad_network_lose_and_double_nothing(round_: Round) -> int:
     """As tables-in-buckets, with 503 and 429, lost requests, lost, late and cut answers at any request, and some kills.
 
@@ -85,17 +77,7 @@ def test_drivers_whose_tables_are_behind_a_bad_network_lose_and_double_nothing(r
     """
     kinds = (*BUSY, LOST_REQUEST, LATE_REQUEST, CUT_ANSWER, *[LOST_ANSWER] * 3)
     faults = Faults(random.Random(round_.rng.random()), 0.0, kinds)
-    with ExitStack() as stack:
-        variables = stack.enter_context(s3_server(round_.folder / "s3", "bucket"))
-        proxy = stack.enter_context(fault_proxy(variables["AWS_ENDPOINT_URL"], faults))
-        job = FoldersJob.in_bucket(
-            round_.folder / "job",
-            "delta",
-            round_.folder / "s3",
-            settings=checkpoint_settings(round_),
-            variables={**variables, "AWS_ENDPOINT_URL": proxy},
-        )
-        stack.callback(job.end_all)
+    with stored_tables_job(round_, faults) as job:
         _play_behind(job, faults, round_.rng)
     return faults.injected.total()
 

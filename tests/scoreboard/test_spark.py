@@ -18,14 +18,14 @@ from tests.recovery.random_kills import (
     kill_executor_of,
 )
 from tests.scoreboard.cluster_kills import YarnKills
-from tests.scoreboard.jobs import KILLED
+from tests.scoreboard.jobs import KILLED, is_on_azure, store
 from tests.scoreboard.row import Round, Row
 from tests.servers.kafka import kafka_cluster
 from tests.servers.postgres import postgres_server
 from tests.servers.yarn import yarn_server
 from tests.support.flights_job import FlightsJob
 from tests.support.processes import spawn
-from tests.support.table_jobs import ServedFlightsJob
+from tests.support.table_jobs import ContainerFlightsJob, ServedFlightsJob
 
 _KILLS, _EXECUTORS, _FILES = 3, 3, 8
 _IN_TASKS = ("task.restored", "task.processed", "task.snapshot", "task.uploaded", "task.sink-closed")
@@ -89,6 +89,20 @@ def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
     """
     with _flights(round_) as flights:
         return _kill_workers(flights, round_)
+
+
+@Row(3, "killed-workers-buckets", plays=(0, 4, 40), mutants=("all-there-is",), within=4, on_spark=True)
+def test_killed_python_workers_lose_and_double_nothing_in_a_bucket(round_: Round) -> int:
+    """SIGKILL of a Python worker in a task, at named steps and at random times. The job root and the Delta tables are
+    on an S3 or an Azure server.
+
+    As for killed-drivers-spark.
+    """
+    kind = ContainerFlightsJob if is_on_azure(round_) else FlightsJob
+    with store(round_, _settings(round_)) as arguments:
+        flights = kind(round_.folder / "job", job_name="small_flights", launcher=spawn, **arguments)
+        with _ended(flights):
+            return _kill_workers(flights, round_)
 
 
 @Row(3, "killed-workers-servers", plays=(0, 2, 40), mutants=("all-staged",), within=3, on_spark=True)

@@ -35,7 +35,7 @@ from tests.support.object_stores import behind_faults
 from tests.support.patched_processes import IN_PARTS
 from tests.support.processes import wait_for
 from tests.support.root_files import Chain
-from tests.support.table_jobs import ContainerJob, FoldersJob
+from tests.support.table_jobs import ContainerJob, FoldersJob, in_bucket, in_container
 
 _STORAGE, _LONGEST = 5, 6.0
 """Exit code of an error about the storage, and seconds after which a run is killed at the latest."""
@@ -64,8 +64,8 @@ class _Site:
     @contextmanager
     def job(self, **variables: str) -> Iterator[FoldersJob]:
         settings = checkpoint_settings(self.round_)
-        more = {"settings": settings, "variables": {**self.variables, **variables}}
-        job = FoldersJob.in_bucket(self.round_.folder / "job", "delta", self.server, **more)
+        places = in_bucket(self.server, settings=settings, variables={**self.variables, **variables})
+        job = FoldersJob.create(self.round_.folder / "job", "delta", **places)
         try:
             yield job
         finally:
@@ -326,12 +326,11 @@ def test_blocks_that_are_not_committed_or_committed_late_lose_and_double_nothing
     """
     uploads, faults = _Uploads(), Faults(random.Random(round_.rng.random()), 0.0, _FAULTS_OF_UPLOADS)
     with ExitStack() as stack:
-        variables = stack.enter_context(azure_server(round_.folder / "azure", "container"))
+        variables = stack.enter_context(azure_server(round_.folder / "azure", "bucket"))
         changed = stack.enter_context(behind_faults(variables, faults, uploads.handler))
-        settings = checkpoint_settings(round_)
-        job = ContainerJob.in_container(
-            round_.folder / "job", "delta", settings=settings, variables={**changed, IN_PARTS: _SMALL}
-        )
+        settings, changed = checkpoint_settings(round_), {**changed, IN_PARTS: _SMALL}
+        places = in_container(round_.folder / "azure", settings=settings, variables=changed)
+        job = ContainerJob.create(round_.folder / "job", "delta", **places)
         stack.callback(job.end_all)
         late = _play_uploads(job, uploads, faults, round_.rng)
         return late + _uncommitted(variables["AZURE_ENDPOINT"]) + faults.injected.total()
@@ -341,7 +340,7 @@ def _uncommitted(address: str) -> int:
     """Returns how many names of the container have uncommitted blocks only."""
     listing = {"restype": "container", "comp": "list"}
     every, committed = (
-        azure_request(address, "GET", "container", query).text.count("<Name>")
+        azure_request(address, "GET", "bucket", query).text.count("<Name>")
         for query in ({**listing, "include": "uncommittedblobs"}, listing)
     )
     return every - committed

@@ -37,8 +37,9 @@ def visible(table: Path, address: str = "") -> list[Path]:
     return [path for path in found if not path.name.startswith("_")]
 
 
-def rows(table: Path) -> list[dict[str, Any]]:
-    return [row for path in visible(table) for row in _rows(table, path)]
+def rows(table: Path, address: str = "") -> list[dict[str, Any]]:
+    """The visible rows; arguments as for `visible`."""
+    return [row for path in visible(table, address) for row in _rows(table, path)]
 
 
 def rows_in_store(address: str) -> list[dict[str, Any]]:
@@ -49,7 +50,7 @@ def rows_in_store(address: str) -> list[dict[str, Any]]:
             path = Path(copy, blob.key)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(storage.get(blob.key))
-        return [row for path in visible(Path(copy), address) for row in _rows(Path(copy), path)]
+        return rows(Path(copy), address)
 
 
 def _rows(table: Path, path: Path) -> list[dict[str, Any]]:

@@ -54,6 +54,12 @@ class FlightsJob(JobFixture):
     def delivered(self) -> int:
         return len(list(self.input.glob("[0-9]*.parquet")))
 
+    @property
+    def files_done(self) -> int:
+        """How many files are in checkpoints."""
+        found = root_files.entries(self.root)
+        return root_files.files_read(found[-1]) if found else 0
+
     def rows(self, table: str) -> list[Row]:
         return delta_tables.rows(self.table(table))
 

@@ -19,11 +19,11 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.postgres import Postgres
 from tests.support import delta_tables, file_tables, root_files, staged_tables
 from tests.support.flights_job import FlightsJob
-from tests.support.job_fixture import AccountsJob, Row, expected, multiset
+from tests.support.job_fixture import AccountsJob, JobFixture, Row, expected, multiset
 from tests.support.processes import Ended, spawn
 
 _JOB = "accounts_in_tables"
-_CONTAINER = "az://container"
+_CONTAINER = "az://bucket"
 
 
 class FoldersJob(AccountsJob):
@@ -32,21 +32,15 @@ class FoldersJob(AccountsJob):
         """A job without tables yet; `sink` is ``delta`` or ``files``, and further arguments as for `JobFixture`."""
         return cls(folder, {"job__sink": sink, **more.pop("settings", {})}, job_name=_JOB, **more)
 
-    @classmethod
-    def in_bucket(cls, folder: Path, sink: str, server: Path, **more: Any) -> Self:
-        """The same with job root and tables in the bucket ``bucket`` of `s3_server` in the folder `server`."""
-        objects = server / "data" / "bucket"
-        settings = {**more.pop("settings", {}), "job__tables": "s3://bucket/tables"}
-        places = {"root_folder": objects / "job", "address": "s3://bucket/job", "tables_folder": objects / "tables"}
-        return cls.create(folder, sink, settings=settings, **places, **more)
-
     @property
     def upserts_totals(self) -> bool:
         return self.settings["job__sink"] == "delta"
 
     def rows(self, table: str) -> list[Row]:
-        read = delta_tables.rows if self.settings["job__sink"] == "delta" else file_tables.rows
-        return read(self.table(table))
+        path, tables = self.table(table), str(self.settings.get("job__tables", ""))
+        if self.settings["job__sink"] == "delta":
+            return delta_tables.rows(path)
+        return file_tables.rows(path, tables and f"{tables}/{table}")
 
     def check_clean(self) -> None:
         self.collect()
@@ -56,9 +50,24 @@ class FoldersJob(AccountsJob):
             assert [path.name for path in table.glob("stateflow-*") if path.name.encode() not in logged] == []
 
 
+def in_bucket(server: Path, **more: Any) -> dict[str, Any]:
+    """Arguments for `JobFixture`: job root and tables are in the bucket ``bucket`` of `s3_server` in that folder."""
+    return _elsewhere("s3://bucket", server / "data" / "bucket", **more)
+
+
+def in_container(server: Path, **more: Any) -> dict[str, Any]:
+    """Arguments for an `InContainer`: job root and tables are in the container ``bucket`` of `azure_server` there."""
+    return _elsewhere(_CONTAINER, server / "copies", **more)
+
+
+def _elsewhere(address: str, seen_at: Path, settings: Mapping[str, object] = {}, **more: Any) -> dict[str, Any]:
+    places = {"root_folder": seen_at / "job", "address": f"{address}/job", "tables_folder": seen_at / "tables"}
+    return {**more, **places, "settings": {**settings, "job__tables": f"{address}/tables"}}
+
+
 @dataclass
-class ContainerJob(FoldersJob):
-    """The same with job root and tables in a container of `azure_server`; the tests look at copies of its objects.
+class InContainer(JobFixture):
+    """A job with job root and tables in a container of `azure_server`; the tests look at copies of its objects.
 
     Attributes:
         copied: version of each copied object by key.
@@ -66,23 +75,17 @@ class ContainerJob(FoldersJob):
 
     copied: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def in_container(cls, folder: Path, sink: str, **more: Any) -> Self:
-        copies, settings = folder / "copies", {**more.pop("settings", {}), "job__tables": f"{_CONTAINER}/tables"}
-        places = {"root_folder": copies / "job", "address": f"{_CONTAINER}/job", "tables_folder": copies / "tables"}
-        return cls.create(folder, sink, settings=settings, **places, **more)
-
     def run(self, failpoint: str = "", **settings: Any) -> Ended:
         ended = super().run(failpoint, **settings)
-        self._copy()
+        self.copy()
         return ended
 
     def command(self, *arguments: str, failpoint: str = "", with_job: bool = False) -> Ended:
         ended = super().command(*arguments, failpoint=failpoint, with_job=with_job)
-        self._copy()
+        self.copy()
         return ended
 
-    def _copy(self) -> None:
+    def copy(self) -> None:
         """Makes the copies equal to the objects."""
         folder = self.root.parent
         with patch.dict(os.environ, self.variables):
@@ -97,6 +100,19 @@ class ContainerJob(FoldersJob):
                     path.write_bytes(storage.get(key))
                     os.utime(path, (blob.modified_ms / 1000, blob.modified_ms / 1000))
         self.copied = {key: blob.version for key, blob in found.items()}
+
+
+class ContainerJob(InContainer, FoldersJob):
+    """The accounts, with Delta tables or folders of files."""
+
+
+class ContainerFlightsJob(InContainer, FlightsJob):
+    """The job on Spark, with Delta tables."""
+
+    @property
+    def files_done(self) -> int:
+        self.copy()
+        return super().files_done
 
 
 class _ServedJob(AccountsJob):
