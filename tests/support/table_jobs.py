@@ -19,7 +19,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.postgres import Postgres
 from tests.support import delta_tables, file_tables, root_files, staged_tables
 from tests.support.flights_job import FlightsJob
-from tests.support.job_fixture import AccountsJob, JobFixture, Row, expected, multiset
+from tests.support.job_fixture import KILLED, AccountsJob, JobFixture, Row, expected, multiset
 from tests.support.processes import Ended, spawn
 
 _JOB = "accounts_in_tables"
@@ -79,6 +79,10 @@ class InContainer(JobFixture):
         ended = super().run(failpoint, **settings)
         self.copy()
         return ended
+
+    def reach(self, failpoint: str, code: int = KILLED, **settings: Any) -> None:
+        super().reach(failpoint, code, **settings)
+        self.copy()
 
     def command(self, *arguments: str, failpoint: str = "", with_job: bool = False) -> Ended:
         ended = super().command(*arguments, failpoint=failpoint, with_job=with_job)
