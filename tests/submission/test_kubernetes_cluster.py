@@ -314,6 +314,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_command_and_the_next_launch_run
     assert (error["code"], error["retryable"]) == ("cluster-failed", True)
     assert (error["facts"]["application"], error["facts"]["phase"]) == (pod, "failed")
     assert error["facts"]["reason"] == "ImagePullBackOff: Back-off pulling image 'nowhere:1'"
+    assert error["hint"] and "kubectl logs" not in error["hint"]
     submission.assert_nothing_is_left()
     assert submission.result_of_next_launch() == [("a", 1), ("a", 2)]
 
