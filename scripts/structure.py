@@ -26,6 +26,22 @@ PACKAGES = ("stateflow", "plugins/stateflow_airflow")
 LONG_MODULE = 700
 """Lines of a module above which its subject is worth a second look. This is a remark, not a limit."""
 
+VERSION_MODULES = ("stateflow.config.spark_versions", "stateflow_airflow.versions")
+"""The modules that know what differs between the versions of Spark, and of Airflow."""
+VERSION_TESTS = {
+    "stateflow.connectors.kafka.source: pyspark.__version__": "Spark's Kafka package has the release of Spark",
+    "stateflow.operations.doctor: version_of('pyspark')": "the release is shown",
+    "stateflow.runtime.spark.session.requirements: version_of(release).minor != python.minor": (
+        "Java and Python must have the same version, whichever that is"
+    ),
+    "stateflow.runtime.spark.session.session: session.version": "the release is checked, by the module of versions",
+    "stateflow.runtime.spark.session.session: hasattr(session, 'sparkContext')": "a session of Spark Connect has none",
+    "stateflow_airflow.lineage: try: import airflow": "the provider of OpenLineage is a package that may be missing",
+}
+"""Places in other modules that look like a test of a version of Spark or Airflow, each with the reason why it stays."""
+_VERSIONED = ("pyspark", "airflow")
+_SESSIONS = {"session", "spark", "sparkContext"}
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 
@@ -87,6 +103,7 @@ def measures(modules: Sequence[Module], repository: Path) -> list[Measure]:
         _number("fmt: skip", 0, _matches(modules, r"#\s*fmt:\s*(skip|off)")),
         _number("type: ignore", 10, _matches(modules, r"#\s*type:\s*ignore")),
         _number("Any in annotations", 180, _any_annotations(modules)),
+        _number("versions told apart in other modules", 0, version_tests(modules)),
     ]
 
 
@@ -253,6 +270,72 @@ def _any_annotations(modules: Iterable[Module]) -> Iterator[str]:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Name) and node.id == "Any":
                 yield f"{module.path}:{node.lineno}"
+
+
+def version_tests(modules: Iterable[Module], known: Mapping[str, str] = VERSION_TESTS) -> Iterator[str]:
+    """Yields the places outside of `VERSION_MODULES` that test which version of Spark or Airflow there is.
+
+    Args:
+        modules: the modules to read.
+        known: places that stay, by module and text; those that are not there any more are yielded, too.
+    """
+    unseen = dict(known)
+    for module in modules:
+        if module.name in VERSION_MODULES:
+            continue
+        imported = _imported_names(module)
+        for node in ast.walk(module.tree):
+            if text := _version_test(node, imported):
+                unseen.pop(f"{module.name}: {text}", None)
+                if f"{module.name}: {text}" not in known:
+                    yield f"{module.path}:{getattr(node, 'lineno', 0)} {text}"
+    yield from (f"{place} is in VERSION_TESTS, and not in the module" for place in unseen)
+
+
+def _imported_names(module: Module) -> set[str]:
+    """Returns the names that a module has for what it imports from Spark and Airflow."""
+    found = set[str]()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                if _is_versioned(node.module if isinstance(node, ast.ImportFrom) else alias.name):
+                    found.add(alias.asname or alias.name.partition(".")[0])
+    return found
+
+
+def _is_versioned(name: str | None) -> bool:
+    return (name or "").partition(".")[0] in _VERSIONED
+
+
+def _version_test(node: ast.AST, imported: set[str]) -> str:
+    """Returns what tests a version, as text; empty for any other node."""
+    match node:
+        case ast.Try(handlers=handlers):
+            caught = {name.id for h in handlers if h.type for name in ast.walk(h.type) if isinstance(name, ast.Name)}
+            packages = [name for name in _VERSIONED if any(_imports(each, name) for each in node.body)]
+            is_test = bool(packages) and bool(caught & {"ImportError", "ModuleNotFoundError", "AttributeError"})
+            return f"try: import {packages[0]}" if is_test else ""
+        case ast.ImportFrom(module=module, names=names) if _is_versioned(module):
+            is_test = (module or "").endswith(".version") or any(each.name == "__version__" for each in names)
+        case ast.Attribute(attr="__version__", value=ast.Name(id=name)):
+            is_test = name in imported
+        case ast.Attribute(attr="version", value=ast.Name(id=name) | ast.Attribute(attr=name)):
+            is_test = name in _SESSIONS
+        case ast.Call(func=ast.Name(id="hasattr"), args=[ast.Name(id=name), *_]):
+            is_test = name in imported | _SESSIONS
+        case ast.Call(args=[ast.Constant(value=str(package)), *_]):
+            is_test = bool(re.match(r"pyspark|apache-airflow", package)) and "version" in ast.unparse(node.func)
+        case ast.Compare():
+            is_test = any(isinstance(each, ast.Attribute) and each.attr == "minor" for each in ast.walk(node))
+        case _:
+            is_test = False
+    return ast.unparse(node) if is_test else ""
+
+
+def _imports(statement: ast.stmt, package: str) -> bool:
+    names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+    names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+    return any(name.partition(".")[0] == package for name in names)
 
 
 def _largest(title: str, limit: int, values: Mapping[str, int]) -> Measure:

@@ -119,6 +119,18 @@ def require_partition_keys(installed: str | None = None) -> None:
         )
 
 
+def base_of_bundles(installed: str | None = None) -> str:
+    """Returns the path from which Airflow resolves relative addresses of bundles to the base of its pages.
+
+    Airflow 3.2 resolves them against its own script in static/assets, later ones against the base itself.
+
+    Args:
+        installed: as for `require_partition_keys`.
+    """
+    found = installed or _installed("apache-airflow-core")
+    return "../../" if found is not None and Version(found) < Version("3.3") else ""
+
+
 def add_retry_policy(arguments: dict[str, object], policy: RetryPolicy | None) -> None:
     """Adds a retry policy to the arguments of an operator, unless Airflow has none."""
     if HAS_RETRY_POLICIES:

@@ -282,7 +282,7 @@ class ClusterRun:
             )
         raise ClusterFailed(
             "the driver in the cluster has ended without a result",
-            hint=f"see its log: {application.log}" if application.log else "see its log in the cluster",
+            hint=f"see its log: {application.log}" if application.log else "see the reason",
             application=application.id,
             phase=str(application.phase),
             reason=application.reason,

@@ -206,13 +206,15 @@ class Kubernetes(Cluster):
                 self._delete("secrets", name)
             if followed is None or not followed.is_active:
                 return followed
-            found = Application(followed.id, Phase.KILLED, "its pod was deleted", followed.log)
+            found = Application(followed.id, Phase.KILLED, "its pod was deleted")
         else:
             if self._uids.get(name) != pod.metadata.uid:
                 self._adopt(pod)
                 self._uids[name] = pod.metadata.uid
-            shown = f"kubectl logs --namespace {self._namespace} {name}"
-            found = Application(f"{self._namespace}/{name}", *self._condition(pod), shown)
+            phase, reason = self._condition(pod)
+            # The log is deleted with the pod of a driver that has ended; the reason has its last lines.
+            shown = f"kubectl logs --namespace {self._namespace} {name}" if phase is Phase.RUNNING else ""
+            found = Application(f"{self._namespace}/{name}", phase, reason, shown)
         self._followed[launch] = found
         return found
 

@@ -20,6 +20,7 @@ from stateflow_airflow.versions import (
     SUPPORTED,
     RetryDecision,
     UnsupportedVersion,
+    base_of_bundles,
     require_supported,
     warn_of_untested,
 )
@@ -147,6 +148,11 @@ def test_later_versions_that_were_not_tested_are_warnings(name: str, version: st
     require_supported({**GOOD, name: version})
     (warning,) = warn_of_untested({**GOOD, name: version})
     assert all(part in warning for part in (name, version, *SUPPORTED[name].tested))
+
+
+@pytest.mark.parametrize(("version", "base"), [("3.2.2", "../../"), ("3.3.2", ""), ("3.4.0b2", "")])
+def test_the_address_of_a_bundle_begins_where_this_airflow_resolves_it(version: str, base: str) -> None:
+    assert base_of_bundles(version) == base
 
 
 @pytest.mark.matrix

@@ -1,8 +1,12 @@
-"""Delta tables that cannot be read or written directly are refused by name before Spark starts."""
+"""Delta tables that cannot be read or written directly are refused by name before Spark starts, on disk and in buckets.
+
+Nothing of them is changed.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +17,8 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import EnvironmentUnsupported, SinkRefused
-from tests.support.cli_fixture import Case, CliFixture, check
+from stateflow.storage import open_storage
+from tests.support.cli_fixture import Case, CliFixture, check, invoke
 from tests.support.errors import raises
 
 
@@ -23,10 +28,19 @@ class Row(msgspec.Struct):
 
 _ID = "5fba94ed-9794-4965-ba6e-6ee3c0d22af9"
 _FIELDS = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
+_ENTRY = f"_delta_log/{0:020}.json"
 _ONLY_WRITERS = ("inCommitTimestamp", "rowTracking")
 
 
-def _create(table: Path, *features: str) -> None:
+@pytest.fixture(params=["disk", "s3"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a table, on disk and in a bucket; afterwards, it has only the entry that a test has written."""
+    address: str = str(tmp_path / "table") if request.param == "disk" else request.getfixturevalue("s3")
+    yield address
+    assert [blob.key for blob in open_storage(address).list("")] == [_ENTRY]
+
+
+def _create(table: str, *features: str) -> None:
     """Writes the first entry of a table's log, as its protocol defines it."""
     readers = [feature for feature in features if feature not in _ONLY_WRITERS]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": features}
@@ -39,8 +53,7 @@ def _create(table: Path, *features: str) -> None:
         "createdTime": 1,
     }
     actions = [{"commitInfo": {"timestamp": 1, "inCommitTimestamp": 1}}, {"protocol": protocol}, {"metaData": metadata}]
-    (table / "_delta_log").mkdir(parents=True)
-    (table / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    open_storage(table).put_new(_ENTRY, "\n".join(map(json.dumps, actions)).encode())
 
 
 CATALOG, UNKNOWN = "catalogManaged", "futureFeature"
@@ -52,23 +65,21 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_source_and_a_sink_refuse_a_table_with_such_a_feature_by_its_name(tmp_path: Path, name: str) -> None:
+def test_a_source_and_a_sink_refuse_a_table_with_such_a_feature_by_its_name(table: str, name: str) -> None:
     features, feature, way_out = TABLES[name]
-    table = tmp_path / "table"
     _create(table, *features)
-    with raises(SinkRefused, feature=feature, table=str(table)) as refused:
+    with raises(SinkRefused, feature=feature, table=table) as refused:
         DeltaSink(table).check(SinkContext("job", "out", RowSchema.of(Row)))
     assert way_out in refused.value.hint
-    with raises(EnvironmentUnsupported, features=[feature], table=str(table)) as unread:
+    with raises(EnvironmentUnsupported, features=[feature], table=table) as unread:
         DeltaSource(table, schema=Row).check_settings(SourceSettings())
     assert "another table" in unread.value.hint or "copy it to a table" in unread.value.hint
 
 
-def test_a_feature_that_matters_to_writers_is_refused_by_the_sink_only(tmp_path: Path) -> None:
-    table = tmp_path / "table"
+def test_a_feature_that_matters_to_writers_is_refused_by_the_sink_only(table: str) -> None:
     _create(table, "rowTracking")
     DeltaSource(table, schema=Row).check_settings(SourceSettings())
-    with raises(SinkRefused, feature="rowTracking", table=str(table)):
+    with raises(SinkRefused, feature="rowTracking", table=table):
         DeltaSink(table).check(SinkContext("job", "out", RowSchema.of(Row)))
 
 
@@ -101,18 +112,45 @@ def build(env):
 """
 
 
-@pytest.mark.parametrize("role", [*READERS, "sink"])
-def test_a_job_with_such_a_table_ends_before_spark_starts(tmp_path: Path, role: str) -> None:
-    table = tmp_path / "table"
-    _create(table, CATALOG)
+def _write_job(cli: CliFixture, role: str, table: str) -> None:
+    rows = READERS.get(role, ROWS).format(table=f"DeltaSource({table!r}, schema=Row)", path=repr(table))
+    sink = f"DeltaSink({table!r})" if role == "sink" else "sink()"
+    cli.write(f"{HEAD}    {rows}.sink_to({sink}, uid='out')")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliFixture:
+    """A job that must not start Spark."""
+
+    def start_spark(*_: object) -> None:
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr("stateflow.launch.start_spark", start_spark)
     (tmp_path / "job").mkdir()
-    rows = READERS.get(role, ROWS).format(table=f"DeltaSource({str(table)!r}, schema=Row)", path=repr(str(table)))
-    sink = f"DeltaSink({str(table)!r})" if role == "sink" else "sink()"
+    return CliFixture(tmp_path / "job")
 
-    def make(b: CliFixture) -> None:
-        b.write(f"{HEAD}    {rows}.sink_to({sink}, uid='out')")
 
-    refused = Case(make, SinkRefused, {"feature": CATALOG}, hint="managed by a catalog")
+@pytest.mark.parametrize("role", [*READERS, "sink"])
+def test_a_job_with_such_a_table_ends_before_spark_starts(job: CliFixture, table: str, role: str) -> None:
+    _create(table, CATALOG)
+    refused = Case(lambda cli: _write_job(cli, role, table), SinkRefused, {"feature": CATALOG, "table": table},
+                   hint="managed by a catalog")  # fmt: skip
     if role != "sink":
-        refused = Case(make, EnvironmentUnsupported, {"features": [CATALOG]}, hint="an engine of the catalog")
-    check(CliFixture(tmp_path / "job"), refused)
+        facts = {"features": [CATALOG], "table": table}
+        refused = Case(refused.make, EnvironmentUnsupported, facts, hint="an engine of the catalog")
+    check(job, refused)
+
+
+@pytest.mark.parametrize("feature", [CATALOG, UNKNOWN])
+@pytest.mark.parametrize("role", ["source", "sink"])
+def test_a_check_reports_such_a_table_without_spark(job: CliFixture, table: str, role: str, feature: str) -> None:
+    job.run()
+    _create(table, feature)
+    _write_job(job, role, table)
+    before = job.on_disk()
+    checked = invoke("check", str(job.job), "--against", job.root, *job.command()[4:], "--json")
+    assert checked.exit_code == 20, checked.output
+    (problem,) = (each for each in json.loads(checked.stdout)["problems"] if repr(table) in each["message"])
+    assert problem["code"] == ("sink-refused" if role == "sink" else "environment-unsupported")
+    assert repr(feature) in problem["message"] and problem["hint"]
+    assert job.on_disk() == before

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from stateflow import (
@@ -19,14 +21,20 @@ from stateflow import (
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
+    VectorizedKeyedFunction,
     WatermarkStrategy,
 )
+from stateflow.api.functions.vectorized import VectorState
 from stateflow.checkpoint.barriers import TaskReport, TaskUsage
 from stateflow.checkpoint.history import read_records
 from stateflow.checkpoint.log.documents import CheckpointRecord, OperatorMetrics, SinkMetrics, Spread
 from stateflow.clock import ManualClock, Section, Stopwatch
 from stateflow.observability import METRIC_FIELDS, METRICS, MemoryRecorder, MetricKind
 from stateflow.runtime.driver.background import without_old_metrics
+from stateflow.runtime.task import input_reader, store_cache, vector_operator
+from stateflow.state.backends import factory
+from stateflow.state.backends.hash_maps import DictBackend
+from stateflow.state.kinds import keyed_state_batch
 from stateflow.storage.base import TrafficCounts
 from stateflow.storage.posix import PosixStorage
 from tests.support.graphs import Row
@@ -62,7 +70,7 @@ def run(jobs: LocalJobs, rows: Sequence[Row], declare: Any, **settings: Any) -> 
     def build(env: StreamExecutionEnvironment) -> None:
         declare(env.from_source(source, uid="rows"))
 
-    jobs.run(build, source__max_rows_per_batch=BATCH, **settings)
+    jobs.run(build, **{"source__max_rows_per_batch": BATCH, **settings})
     return read_records(jobs.storage)
 
 
@@ -101,6 +109,136 @@ def test_rows_and_state_of_an_operator_are_those_of_plain_python(
     assert found.function_ms > 0 and found.cpu_ms > 0
     assert sum(record.cpu_ms for record in records) >= found.cpu_ms
     assert (found.store_ms > 0, found.watermark_lag_ms) == (True, None)
+
+
+class SlowCalls:
+    """A clock of the stopwatches that only advances in calls that a test makes slow."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self._patched = patched
+        self._now = 0.0
+        patched.setattr("stateflow.clock.perf_counter", lambda: self._now)
+
+    def slow_down(self, of: Any, name: str, seconds: float) -> None:
+        """Makes each call of an attribute take some seconds."""
+        call = getattr(of, name)
+
+        @wraps(call)
+        def slow(*args: Any, **more: Any) -> Any:
+            self._now += seconds
+            return call(*args, **more)
+
+        self._patched.setattr(of, name, slow)
+
+
+class SlowDatabase:
+    """RocksDB's database, of which reads of one key, reads of many keys and a flush are calls of their own."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def get(self, key: Any) -> Any:
+        return self.get_many(key) if isinstance(key, list) else self.get_one(key)
+
+    def get_one(self, key: bytes) -> Any:
+        return self._database.get(key)
+
+    def get_many(self, keys: list[bytes]) -> Any:
+        return self._database.get(keys)
+
+    def flush(self) -> None:
+        self._database.flush()
+
+
+FUNCTION, KEYS, OPEN, READ_ONE, READ_MANY, SNAPSHOT, WRITE_COLUMN = 2, 3, 5, 1, 7, 11, 4
+"""Seconds of each slow call."""
+
+
+def slow_down_stores(calls: SlowCalls, backend: str, patched: pytest.MonkeyPatch) -> None:
+    place: type[Any] = DictBackend if backend == "memory" else SlowDatabase
+    names = ("get", "multi_get", "snapshot") if backend == "memory" else ("get_one", "get_many", "flush")
+    for name, seconds in zip(names, (READ_ONE, READ_MANY, SNAPSHOT), strict=True):
+        calls.slow_down(place, name, seconds)
+    open_backend = factory.open_backend
+
+    def opened(*args: Any) -> Any:
+        store: Any = open_backend(*args)
+        if backend == "rocksdb":
+            store._db = SlowDatabase(store._db)
+        return store
+
+    patched.setattr(store_cache, "open_backend", opened)
+    calls.slow_down(store_cache, "open_backend", OPEN)
+
+
+class Recall(Remember):
+    """Reads for each row a number that no earlier row had: the store is asked for each."""
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
+        assert self.all.get(row.number) is None
+        yield from super().process_element(row, ctx)
+
+
+class Recount(VectorizedKeyedFunction):
+    """Reads and writes a value of each key, for all keys at once."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.last = ctx.get_state(ValueStateDescriptor("last", int))
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> None:
+        state.write(self.last, state.read(self.last).fill_null(1))
+
+
+SUBTASKS = 2
+MOST, LEAST = 128, 64
+"""Rows of the two subtasks: multiples of 64, as one of 64 reads of a key is measured."""
+
+
+@pytest.mark.parametrize(
+    ("of", "backend", "function", "state", "store"),
+    [
+        ("rows", "rocksdb", FUNCTION * (MOST + LEAST), KEYS * SUBTASKS,
+         (OPEN + READ_MANY + SNAPSHOT) * SUBTASKS + READ_ONE * (MOST + LEAST)),
+        ("rows", "memory", (FUNCTION + READ_ONE) * (MOST + LEAST), (KEYS + READ_MANY) * SUBTASKS,
+         (OPEN + SNAPSHOT) * SUBTASKS),
+        ("columns", "rocksdb", FUNCTION * SUBTASKS, (KEYS + WRITE_COLUMN) * SUBTASKS,
+         (OPEN + READ_MANY + SNAPSHOT) * SUBTASKS),
+        ("columns", "memory", FUNCTION * SUBTASKS, (KEYS + WRITE_COLUMN + READ_MANY) * SUBTASKS,
+         (OPEN + SNAPSHOT) * SUBTASKS),
+    ],
+)  # fmt: skip
+def test_the_time_of_an_operator_is_that_of_its_slow_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, backend: str, function: int, state: int, store: int
+) -> None:
+    """With stores in memory, only opening and snapshots are time in the store."""
+    calls = SlowCalls(monkeypatch)
+    slow_down_stores(calls, backend, monkeypatch)
+    calls.slow_down(Recall, "process_element", FUNCTION)
+    calls.slow_down(input_reader, "encode_key", KEYS)
+    calls.slow_down(Recount, "process_batch", FUNCTION)
+    calls.slow_down(vector_operator, "encode_keys", KEYS)
+    calls.slow_down(keyed_state_batch, "_encoded", WRITE_COLUMN)
+    jobs = LocalJobs(tmp_path, state__backend=backend, parallelism=SUBTASKS, max_parallelism=16)
+
+    def declare(rows: Any) -> None:
+        made = rows.key_by("key").process(Recall() if of == "rows" else Recount(), output=Seen, uid="slow")
+        made.sink_to(jobs.sink("out"), uid="out")
+
+    # Keys of different subtasks.
+    rows = [Row("k0" if n < MOST else "k1", n) for n in range(MOST + LEAST)]
+    (record,) = run(jobs, rows, declare, source__max_rows_per_batch=len(rows))
+    found = record.operators["slow"]
+    assert [each.rows_in for each in found.busiest] == [MOST, LEAST]
+    times = {"function_ms": found.function_ms, "state_ms": found.state_ms, "store_ms": found.store_ms}
+    assert times == {"function_ms": function * 1000, "state_ms": state * 1000, "store_ms": store * 1000}
+    of_subtasks = [each.function_ms for each in found.busiest]
+    calls_of = (MOST, LEAST) if of == "rows" else (1, 1)
+    assert of_subtasks == [times["function_ms"] * each / sum(calls_of) for each in calls_of]
+    average = times["function_ms"] / SUBTASKS
+    assert found.spread["function_ms"] == Spread(min=min(of_subtasks), avg=average, max=max(of_subtasks))
 
 
 def test_bytes_and_files_of_a_sink_are_those_on_disk(tmp_path: Path) -> None:

@@ -202,6 +202,9 @@ def test_a_pod_s_status_is_how_far_the_driver_is(
     setup.clock.sleep(timedelta(hours=1))
     found = kubernetes.find("one")
     assert found is not None and (found.phase, found.reason) == (phase, reason)
+    # Without a container there is no log, and that of one that has ended is deleted with its pod.
+    shown = "kubectl logs --namespace jobs stateflow-one"
+    assert found.log == (shown if phase is Phase.RUNNING else "")
 
 
 def test_an_image_that_is_not_there_for_two_minutes_ends_the_launch(setup: Setup) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from stateflow.clock import Clock, ManualClock, SystemClock
-from stateflow.submission.cluster import Phase, SparkSubmit
+from stateflow.submission.cluster import Application, Phase, SparkSubmit
 from stateflow.submission.kubernetes import Kubernetes, pod_name
 from tests.servers.kubernetes import Cluster, Object, kubernetes_cluster
 from tests.servers.running import CANARY, ROOT
@@ -301,6 +301,24 @@ def test_a_quota_that_refuses_executors_delays_the_run(submission: KubernetesSub
     submission.assert_nothing_is_left()
 
 
+def test_an_image_that_cannot_be_pulled_ends_the_command_and_the_next_launch_runs(
+    submission: KubernetesSubmission,
+) -> None:
+    """The command waits two minutes for the image."""
+    submission.add_rows("a")
+    process = submission.start("--conf", "spark.kubernetes.container.image=nowhere:1")
+    submission.wait_for_log(process, "is waiting")
+    pod = f"{submission.namespace.name}/{submission.pod}"
+    assert submission.finish(process) == 5, submission.log()
+    error = submission.result()["error"]
+    assert (error["code"], error["retryable"]) == ("cluster-failed", True)
+    assert (error["facts"]["application"], error["facts"]["phase"]) == (pod, "failed")
+    assert error["facts"]["reason"] == "ImagePullBackOff: Back-off pulling image 'nowhere:1'"
+    assert error["hint"] and "kubectl logs" not in error["hint"]
+    submission.assert_nothing_is_left()
+    assert submission.result_of_next_launch() == [("a", 1), ("a", 2)]
+
+
 def test_an_account_without_rights_is_told_what_to_apply(submission: KubernetesSubmission) -> None:
     submission.namespace.token_file.write_text(submission.cluster.token(submission.namespace.name, "default"))
     submission.add_rows("a")
@@ -309,40 +327,28 @@ def test_an_account_without_rights_is_told_what_to_apply(submission: KubernetesS
     assert (error["code"], error["facts"]["status"]) == ("config", 403)
 
 
-@pytest.mark.parametrize(
-    ("image", "volumes", "reason"),
-    [
-        ("nowhere:1", [], "ImagePullBackOff"),
-        (IMAGE, [{"name": "conf", "configMap": {"name": "never-made"}}], "never-made"),
-    ],
-    ids=["image", "interrupted"],
-)
-def test_a_driver_that_cannot_start_fails_after_some_time(
-    submission: KubernetesSubmission, image: str, volumes: list[Object], reason: str
+def test_a_driver_whose_submission_was_killed_before_its_config_map_fails_after_some_time(
+    submission: KubernetesSubmission,
 ) -> None:
-    """An image that cannot be pulled, and a pod without its config map, whose submission was killed."""
-    container: Object = {"name": "driver", "image": image, "command": ["true"]}
-    container["volumeMounts"] = [{"name": each["name"], "mountPath": "/opt/conf"} for each in volumes]
+    mount = {"name": "conf", "mountPath": "/opt/conf"}
+    container = {"name": "driver", "image": IMAGE, "command": ["true"], "volumeMounts": [mount]}
+    volume = {"name": "conf", "configMap": {"name": "never-made"}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": submission.pod}}
-    spec = {"containers": [container], "volumes": volumes, "restartPolicy": "Never"}
+    spec = {"containers": [container], "volumes": [volume], "restartPolicy": "Never"}
     submission.cluster.api.create(submission.namespace.path("pods"), {**pod, "spec": spec})
     clock = ManualClock()
     kubernetes = _open(submission, clock)
 
-    def state() -> tuple[Phase, str]:
-        found = kubernetes.find(submission.launch)
-        assert found is not None
-        return found.phase, found.reason
+    def found() -> Application:
+        application = kubernetes.find(submission.launch)
+        assert application is not None
+        return application
 
     wait_for(lambda: submission.driver()["status"].get("containerStatuses"), submission.log, DEADLINE)
-    wait_for(lambda: reason == "never-made" or reason in state()[1], submission.log, DEADLINE)
-    assert state()[0] is Phase.WAITING
+    assert found().phase is Phase.WAITING
     clock.sleep(timedelta(minutes=3))
-    phase, why = state()
-    assert phase is Phase.FAILED and reason in why
-    found = kubernetes.find(submission.launch)
-    assert found is not None
-    kubernetes.clean_up(found)
+    assert found().phase is Phase.FAILED and "never-made" in found().reason
+    kubernetes.clean_up(found())
     submission.assert_nothing_is_left()
     assert _open(submission, SystemClock()).find(submission.launch) is None
 

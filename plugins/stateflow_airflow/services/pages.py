@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
@@ -35,7 +34,6 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import conf
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState, State
-from packaging.version import Version
 from sqlalchemy import and_, func, or_, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
@@ -51,6 +49,7 @@ from stateflow.ui.app import make_app
 from stateflow.ui.catalog import job_opened_by
 from stateflow.ui.dags import DagJobs, DagRole, FamilyDag, JobFamily, OpenQuestion
 from stateflow.ui.roots import CatalogJob, Cell, Orchestration, RootLimits, RootSearch, Threads
+from stateflow_airflow.versions import base_of_bundles
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
@@ -595,10 +594,8 @@ def pages_mounts() -> list[dict[str, object]]:
 
 def pages_entries() -> list[dict[str, object]]:
     """Returns the places where Airflow shows the pages: navigation, tab of a DAG, and card on Home."""
-    # Airflow 3.2 resolves it against its own script in static/assets, later ones against the base of the page. An
-    # absolute path would break behind a path prefix.
-    is_old = Version(version("apache-airflow-core")) < Version("3.3")
-    bundle = f"{'../../' if is_old else ''}{PREFIX[1:]}/plugin.js"
+    # An absolute path would break behind a path prefix.
+    bundle = f"{base_of_bundles()}{PREFIX[1:]}/plugin.js"
     return [
         # The name is that of the bundle's global; the card on Home leads to this route.
         {

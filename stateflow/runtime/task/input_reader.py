@@ -14,6 +14,7 @@ from stateflow.api.functions.process import TimerService
 from stateflow.api.graph import CONSTANT_KEY
 from stateflow.api.schema import RowSchema
 from stateflow.api.watermarks import event_time_reader
+from stateflow.clock import Section, Stopwatch
 from stateflow.errors import InternalError, StateError
 from stateflow.runtime.executor import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.runtime.task.row_conversion import check_declared, describe_cell, event_times, group_starts, to_rows
@@ -101,11 +102,17 @@ class _InputRows:
 
 
 class KeyedInputs:
-    """Reads the inputs of a keyed operator, whose columns follow one another by input."""
+    """Reads the inputs of a keyed operator, whose columns follow one another by input.
 
-    def __init__(self, spec: ChainSpec) -> None:
+    Args:
+        spec: the operator chain.
+        watch: measures the time of encoding keys.
+    """
+
+    def __init__(self, spec: ChainSpec, watch: Stopwatch | None = None) -> None:
         assert spec.keying is not None
         self._spec = spec
+        self._watch = watch or Stopwatch()
         self._key_columns = spec.keying.columns
         self._key_types = KeyTypes(spec)
         self._inputs = _inputs(spec.inputs)
@@ -131,7 +138,9 @@ class KeyedInputs:
         keys = self._keys(parts)
         starts = group_starts(order, keys)
         # Before the row objects are created, so that an unreadable key raises its own error.
+        before = self._watch.switch(Section.STATE)
         encoded = self._encode_keys(order, keys, starts, columns)
+        self._watch.switch(before)
         rows = _rows(parts, len(order))
         # After the row objects: a value that is not a member of an Enum raises an error with its row.
         return KeyedRows(rows, self._key_types.all_declared(encoded), starts)

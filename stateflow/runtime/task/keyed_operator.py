@@ -47,7 +47,7 @@ class KeyedOperator:
 
     def __init__(self, spec: ChainSpec, info: TaskInfo, initial: InitialState) -> None:
         self._spec = spec
-        self._inputs = KeyedInputs(spec)
+        self._inputs = KeyedInputs(spec, initial.backend.watch)
         self._runtime = runtime = OperatorRuntime(spec, info, initial)
         self._state = runtime.state
         self._context = runtime.context
