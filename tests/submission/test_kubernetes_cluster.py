@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.submission.cluster import Application, Phase, SparkSubmit
 from stateflow.submission.kubernetes import Kubernetes, pod_name
+from tests.docs.pages import blocks, read
 from tests.servers.kubernetes import Cluster, Object, kubernetes_cluster
 from tests.servers.running import CANARY, ROOT
 from tests.support.kubernetes_runs import IMAGE, Namespace, granted, spark_image
@@ -357,9 +357,7 @@ def test_the_commands_and_settings_of_the_guide_run_a_job(cluster: Cluster, tmp_
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    text = (ROOT / "docs" / "guides" / "run-on-kubernetes.md").read_text()
-    blocks = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (prepare, conf, token) = (block for block in blocks[:3])
+    prepare, conf, token = blocks(read("run-on-kubernetes"))[:3]
     (tmp_path / "docker").symlink_to(ROOT / "docker")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         (tmp_path / name).write_text("of the guide")
