@@ -142,6 +142,10 @@ class JobList:
     searches: tuple[RootSearch, ...]
 
 
+_NOT_READ = "the job root has not been read"
+"""Why the backlog is not known of a root that cannot be read, or is being read for the first time."""
+
+
 def not_measured(job_root: str) -> str:
     """Returns why it is not known how much input waits at a job root, with the command that measures it."""
     command = shlex.join(["stateflow", "status", "--job-root", job_root, "--job", "JOB.py"])
@@ -165,6 +169,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
     newest = _newest_checkpoint(snapshot) if snapshot else None
     savepoint = last_savepoint(snapshot) if snapshot else None
+    unknown = not_measured(job.job_root) if snapshot else _NOT_READ
     return JobRow(
         id=job.id,
         job_root=job.job_root,
@@ -180,7 +185,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         live_bytes=live_bytes_of(each for operator in operators for each in operator.subtasks),
         state_sizes=sizes,
         backlog=backlog,
-        backlog_unknown="" if backlog else not_measured(job.job_root),
+        backlog_unknown="" if backlog else unknown,
         next_run_at=known.next_run_at,
         savepoint=savepoint,
         savepoint_unknown=savepoint is None and not (snapshot is not None and snapshot.savepoints_known),

@@ -412,7 +412,8 @@ def test_a_token_that_is_not_accepted_is_named(setup: Setup, is_followed: bool) 
         kubernetes.find("one")
     assert isinstance(caught.value, ClusterFailed | ConfigError)
     assert caught.value.facts["token_file"] == str(setup.token)
-    assert f"create token stateflow-submitter --namespace jobs --duration 8h > {setup.token}" in caught.value.hint
+    command = f"kubectl create token stateflow-submitter --namespace jobs --duration 8h > {setup.token}"
+    assert f"(umask 077; {command})" in caught.value.hint
     assert "rbac" not in caught.value.hint and "first" not in str(caught.value)
 
 

@@ -1074,7 +1074,10 @@ def test_no_answer_has_the_locations_that_the_server_may_open(
     outside, catalog = str(tmp_path / "outside"), FixedCatalog(job=planned.storage)
     catalog.jobs()["other"] = CatalogJob("other", outside, partial(open_location, outside))
     pages = Pages(catalog)
-    assert pages.get("jobs/other", JobState)["problem"]["facts"] == {"location": outside}
+    state = pages.get("jobs/other", JobState)
+    assert (state["problem"]["facts"], state["backlog"]) == ({"location": outside}, None)
+    # The command would not measure it either.
+    assert state["backlog_unknown"] and outside not in state["backlog_unknown"]
     addresses = [each.path.replace("{id}", "other") + _QUERIES.get(each.path, "") for each in ENDPOINTS]
     addresses += ["jobs/job/restore-plan?target=/nowhere/x", "jobs/job/savepoint-diff?from=early&to=/nowhere/x"]
     for address in addresses:
