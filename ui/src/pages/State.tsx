@@ -148,6 +148,11 @@ function Problems({ job }: { job: JobState }) {
           <Text>{restoredText(restoring)}</Text>
         </Notice>
       )}
+      {job.description?.restore_open === true && (
+        <Notice status="warning" title="A restore has claimed the job and has not ended">
+          It is running, or was killed. The job has the state of before: the same restore continues from it, and a run that starts now ends the restore.
+        </Notice>
+      )}
       {failure !== null && (
         <Notice status="error" title={`${job.failed_start === null ? "The newest run" : "The newest start"} failed: ${failure.code}`}>
           <LongText text={failure.message} />
