@@ -546,7 +546,7 @@ def test_input_waits_as_the_newest_run_has_measured_it(tmp_path: Path) -> None:
     row = pages.get("jobs", JobList)["jobs"][0]
     assert (row["backlog"]["rows"], row["backlog_unknown"], row["health"]["word"]) == (0, None, "caught-up")
     generation = job.root.head().entry.generation
-    waiting = SourceBacklog("rows", 7, None, None, None, exact=True, unknown="")
+    waiting = SourceBacklog("rows", 7, None, 3, None, exact=True, unknown="")
     measured = sum_up([waiting], None, datetime(2026, 1, 31, tzinfo=UTC))
     job.grow(4)
     # As the driver of a run that is killed later.
@@ -558,7 +558,7 @@ def test_input_waits_as_the_newest_run_has_measured_it(tmp_path: Path) -> None:
     row = pages.get("jobs/job", JobState)
     # No log entry tells it.
     assert (open_row["backlog"]["rows"], row["backlog"]["rows"], row["health"]["word"]) == (0, 7, "starting")
-    assert row["backlog"]["measured_at"] == "2026-01-31T00:00:00.000Z"
+    assert (row["backlog"]["files"], row["backlog"]["measured_at"]) == (3, "2026-01-31T00:00:00.000Z")
     run.abandon()
     job.go_back(first)
     row = pages.get("jobs/job", JobState)
@@ -1140,6 +1140,9 @@ def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(
         (operator,) = at["operators"]
         assert (operator["uid"], operator["states"]) == ("sum", ["total"])
         assert operator["metrics"]["rows_in"] == records[checkpoint].operators["sum"].rows_in
+        # The page divides the rows by it.
+        entry = pages.get(f"jobs/job/checkpoints/{checkpoint}", CheckpointPage)["entry"]
+        assert entry["duration_ms"] == records[checkpoint].duration_ms > 0
         assert [source["offset"] for source in at["sources"]] != [] and at["graph"] == page["graph"]
     assert _error(pages, "jobs/job/graph", checkpoint_id="999999")[0] == 404
     assert _error(pages, "jobs/job/graph", checkpoint_id="x")[0] == 422

@@ -119,6 +119,24 @@ it("shows the graph with sizes and keys, also as tables and by keyboard", async 
   await expectAccessible(container);
 });
 
+it("shows how many rows a second each operator has read in a checkpoint, or how many rows while its duration is not known", async () => {
+  const metrics = { rows_in: 1234 };
+  server.answers["jobs/rated"] = state;
+  server.answers["jobs/rated/graph"] = { ...graph, operators: [{ ...operator, metrics }] };
+  server.answers["jobs/rated/checkpoints/12"] = { entry: { ...point(12, 2), duration_ms: 500 } };
+  const remarks = () => screen.queryAllByRole("button", { name: /^operator, count/ }).map((node) => node.getAttribute("aria-label"));
+  const first = open("/jobs/rated/graph");
+  await waitFor(() => {
+    expect(remarks()).toEqual(["operator, count, about 2 kB live, 2,468 rows/s"]);
+  });
+  first.unmount();
+  server.answers["jobs/rated/graph"] = { ...graph, checkpoint_id: 13, operators: [{ ...operator, metrics }] };
+  open("/jobs/rated/graph");
+  await waitFor(() => {
+    expect(remarks()).toEqual(["operator, count, about 2 kB live, 1,234 rows"]);
+  });
+});
+
 it("says whose graph is shown, and whose numbers", async () => {
   /** The text of the page once it has the sentence: before, it has the answer that was known. */
   const show = async (more: Partial<GraphPage>, query: string, sentence: string) => {
