@@ -20,6 +20,8 @@ export default defineConfig(({ mode }) => {
     base: "./",
     define: { "process.env.NODE_ENV": JSON.stringify(mode === "test" ? "test" : "production") },
     resolve: { alias: isPlugin ? GLOBALS : [] },
+    // Also in tests and while developing the functions of src/shown, as in a bundle.
+    oxc: { jsx: { runtime: "automatic", importSource: "#shown", development: false } },
     build: {
       outDir: process.env.STATEFLOW_PAGES ?? path("../stateflow/ui/static"),
       emptyOutDir: false,

@@ -29,6 +29,7 @@ from stateflow.checkpoint.log.documents import (
     seq_of,
     sort_records,
 )
+from stateflow.checkpoint.restore.plan_document import RESTORE_OPEN
 from stateflow.cli.common import (
     JOB_FILE,
     ROOT,
@@ -182,6 +183,8 @@ def _newest_run(found: operations.JobDescription) -> list[str]:
     if found.failure is not None:
         failure = found.failure
         return [f"the newest run failed at {in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"]
+    if found.restore_open:
+        return [RESTORE_OPEN]
     if not found.run:
         return ["no run has started yet"]
     if found.progress is not None:

@@ -22,7 +22,7 @@ class HealthWord(StrEnum):
     WAITS_FOR_APPROVAL = "waits-for-approval"
     """A restore or a deletion waits for the approval of a person."""
     RESTORING = "restoring"
-    """A restore was decided and is not completed: the next run, or the same restore, completes it."""
+    """A restore is not completed. The same restore completes it; the next run also does, if it has changed the job."""
     FAILING = "failing"
     """The newest run ended with an error, or a later start failed before it had claimed the job."""
     RETRYING = "retrying"
@@ -46,7 +46,7 @@ class HealthFacts:
     """What the health of a job follows from. None means that it is not known.
 
     Attributes:
-        restoring: whether a restore is not completed.
+        restoring: whether a restore has begun and is not completed.
         run_open: whether the newest run has not ended normally.
         failed: whether the newest run, or a later start, ended with an error.
         failed_before: whether the run before the newest one ended with an error.
@@ -124,7 +124,7 @@ def health_facts(
     is_current = backlog is not None and backlog.generation == entry.generation
     newest = max([before, *(each for each in failures if each < entry.generation)])
     return HealthFacts(
-        restoring=description.restoring is not None,
+        restoring=description.restoring is not None or description.restore_open,
         run_open=description.run_open and description.run > 0,
         failed=description.failure is not None or description.failed_start is not None,
         failed_before=newest in failures,

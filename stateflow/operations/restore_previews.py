@@ -25,6 +25,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_sizes
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.restore.plan_document import (
+    RESTORE_OPEN,
     Replay,
     RestorePlan,
     SavedCheckpoint,
@@ -32,6 +33,7 @@ from stateflow.checkpoint.restore.plan_document import (
     SinkKind,
     SourceAction,
     count_replay,
+    is_restore_open,
     is_run_open,
 )
 from stateflow.checkpoint.restore.targets import TargetLimits
@@ -305,6 +307,8 @@ def _check_run(head: Head) -> PlanCheck:
 def _check_unfinished(head: Head) -> PlanCheck:
     if head.entry.rewind is not None:
         return PlanCheck("no-restore", False, "an earlier restore is not completed; this one would complete it first")
+    if is_restore_open(head):
+        return PlanCheck("no-restore", False, f"{RESTORE_OPEN}; this one would end it")
     return PlanCheck("no-restore", True, "no other restore is in progress")
 
 
@@ -322,7 +326,7 @@ def _check_graph(head: Head, run: ActionRecord, known: KnownHistory) -> PlanChec
     """Returns whether the stored graph is the newest run's."""
     restores = {step.seq for step in head.entry.ancestry.restores}
     runs = {record.generation: record.run for record in known.checkpoints}
-    if head.entry.generation not in restores:
+    if head.entry.generation not in restores and not is_restore_open(head):
         runs[head.entry.generation] = head.entry.runs
     newest, own = max(runs, default=0), run_name(run.number("run"), run.seq)
     if newest > run.seq:

@@ -22,7 +22,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ActionRecord, Manifest, RunProgress, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.progress import find_restored_tables, read_progress
-from stateflow.checkpoint.restore.plan_document import is_run_open
+from stateflow.checkpoint.restore.plan_document import is_restore_open, is_run_open
 from stateflow.errors import DataError, MissingFile
 from stateflow.launch import open_existing
 from stateflow.operations.job_root import JobCode, offsets_of, open_root
@@ -169,6 +169,8 @@ class JobDescription:
         progress: how far an open run was in a batch that takes more than 15 seconds; None if it has not reported that
             since its newest checkpoint.
         run: number of the newest run, counted from the job's first; 0 before it.
+        restore_open: whether a restore, or a move of a source, has claimed the job and not changed it yet: it works or
+            was killed.
     """
 
     job: str
@@ -197,6 +199,7 @@ class JobDescription:
     waiting: tuple[Waiting, ...] = ()
     progress: RunProgress | None = None
     run: OptionalId = 0
+    restore_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,7 @@ def describe_at(root: JobRoot, head: Head, manifest: Manifest | None) -> JobDesc
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
         progress=_progress(root, head),
         run=head.entry.runs,
+        restore_open=is_restore_open(head),
     )
 
 

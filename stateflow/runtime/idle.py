@@ -121,10 +121,10 @@ def unfinished_work(head: Head) -> str:
         head: the newest log entry.
     """
     entry = head.entry
-    if entry.kind is not EntryKind.ADMIN or not entry.ended:
-        return "the last run has not ended normally, or the job was restored or begun from a savepoint"
     if entry.claimed_for or entry.rewind is not None:
         return "a restore is not completed"
+    if entry.kind is not EntryKind.ADMIN or not entry.ended:
+        return "the last run has not ended normally, or the job was restored or begun from a savepoint"
     if entry.pending:
         return "output is not published"
     if any(not claimed.checkpoint for claimed in entry.claimed_savepoints):

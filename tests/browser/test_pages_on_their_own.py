@@ -287,7 +287,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Hos
 def answer_with_hostile_names(route: Route) -> None:
     """A name can have letters and digits only, as far as it was checked where it was given: not by the pages."""
     answer = route.fetch()
-    route.fulfill(response=answer, body=answer.text().replace(SAVED, json.dumps(HOSTILE_NAME)[1:-1]))
+    route.fulfill(response=answer, body=answer.text().replace(SAVED, json.dumps(HOSTILE)[1:-1]))
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=() if "restore" in page else _slow) for page in PAGES])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import lineage_ranges
+from stateflow.checkpoint.restore.plan_document import RESTORE_OPEN
 from stateflow.operations.checkpoints import history
 from tests.recovery.other_writer import TABLES, append, newest_version
 from tests.support import folder_tables, root_files, stored_state
@@ -353,6 +354,22 @@ def test_an_approved_restore_does_not_undo_rows_that_its_plan_did_not_show(appro
     for ended in (execute(approved), approved.run(), execute(approved)):
         _check_refused(approved, ended, table)
         assert approved.rows(table) == before
+
+
+def test_a_restore_that_was_killed_before_it_has_changed_the_job_is_named_as_such(early: AccountsJob) -> None:
+    plan(early, "early")
+    before = early.command("status").check().out
+    assert execute(early, failpoint="restore.claimed").code == KILLED
+    found = early.command("status", "--json").check().document
+    assert (found["restore_open"], found["run_open"], found["health"]["word"]) == (True, False, "restoring")
+    shown = early.command("status").check().out
+    assert RESTORE_OPEN in shown and RESTORE_OPEN not in before
+    again = plan(early, "early")
+    assert (again["restore_open"], again["run_open"]) == (True, False)
+    # A run that starts meanwhile goes on from where the job was.
+    early.finish()
+    found = early.command("status", "--json").check().document
+    assert (found["restore_open"], early.head.position) == (False, len(early.delivered))
 
 
 @pytest.mark.parametrize(

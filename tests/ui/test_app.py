@@ -44,7 +44,7 @@ from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.clock import SystemClock
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import ConfigError, NotYetAvailable, Unauthorized, UserCodeError
+from stateflow.errors import ConfigError, InternalError, NotYetAvailable, Unauthorized, UserCodeError
 from stateflow.operations.checkpoints import CheckpointEntry
 from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
@@ -546,7 +546,7 @@ def test_input_waits_as_the_newest_run_has_measured_it(tmp_path: Path) -> None:
     row = pages.get("jobs", JobList)["jobs"][0]
     assert (row["backlog"]["rows"], row["backlog_unknown"], row["health"]["word"]) == (0, None, "caught-up")
     generation = job.root.head().entry.generation
-    waiting = SourceBacklog("rows", 7, None, None, None, exact=True, unknown="")
+    waiting = SourceBacklog("rows", 7, None, 3, None, exact=True, unknown="")
     measured = sum_up([waiting], None, datetime(2026, 1, 31, tzinfo=UTC))
     job.grow(4)
     # As the driver of a run that is killed later.
@@ -558,12 +558,40 @@ def test_input_waits_as_the_newest_run_has_measured_it(tmp_path: Path) -> None:
     row = pages.get("jobs/job", JobState)
     # No log entry tells it.
     assert (open_row["backlog"]["rows"], row["backlog"]["rows"], row["health"]["word"]) == (0, 7, "starting")
-    assert row["backlog"]["measured_at"] == "2026-01-31T00:00:00.000Z"
+    assert (row["backlog"]["files"], row["backlog"]["measured_at"]) == (3, "2026-01-31T00:00:00.000Z")
     run.abandon()
     job.go_back(first)
     row = pages.get("jobs/job", JobState)
     # More waits now, and nobody has measured it.
     assert row["backlog"] is None and row["backlog_unknown"] and "caught-up" in row["health"]["unknown"]
+
+
+def test_a_restore_that_ended_before_it_has_changed_the_job_is_not_shown_as_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = PagesJob(tmp_path)
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    first = job.grow()
+    job.grow()
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    before = pages.get("jobs/job", JobState)
+    with monkeypatch.context() as patched, pytest.raises(InternalError):
+        patched.setenv("STATEFLOW_FAILPOINT", "restore.claimed:1:error")
+        job.go_back(first)
+    page = pages.get("jobs/job", JobState)
+    assert page["generation"] > before["generation"] and page["runs"] == before["runs"]
+    assert [(each["description"]["restore_open"], each["description"]["run_open"]) for each in (before, page)] == [
+        (False, False),
+        (True, False),
+    ]
+    assert (before["health"]["word"], page["health"]["word"]) == ("caught-up", "restoring")
+    plan = pages.get("jobs/job/restore-plan", RestorePlanPage, target=first)
+    assert {check["name"] for check in plan["checks"] if not check["ok"]} == {"no-restore"}
+    assert plan["plan"]["restore_open"] and not plan["plan"]["run_open"]
+    # The next run undoes the claim.
+    job.grow()
+    page = pages.get("jobs/job", JobState)
+    assert not page["description"]["restore_open"] and len(page["runs"]) == len(before["runs"]) + 1
 
 
 def test_the_tables_of_a_restore_appear_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1115,6 +1143,9 @@ def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(
         (operator,) = at["operators"]
         assert (operator["uid"], operator["states"]) == ("sum", ["total"])
         assert operator["metrics"]["rows_in"] == records[checkpoint].operators["sum"].rows_in
+        # The page divides the rows by it.
+        entry = pages.get(f"jobs/job/checkpoints/{checkpoint}", CheckpointPage)["entry"]
+        assert entry["duration_ms"] == records[checkpoint].duration_ms > 0
         assert [source["offset"] for source in at["sources"]] != [] and at["graph"] == page["graph"]
     assert _error(pages, "jobs/job/graph", checkpoint_id="999999")[0] == 404
     assert _error(pages, "jobs/job/graph", checkpoint_id="x")[0] == 422

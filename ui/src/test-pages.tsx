@@ -74,6 +74,7 @@ export const described: NonNullable<JobState["description"]> = {
   code_hash: null,
   waiting: [],
   progress: null,
+  restore_open: false,
 };
 export const state: JobState = {
   ...job,
@@ -256,6 +257,7 @@ export const plan: RestorePlan = {
   rows_again: 5000,
   checkpoints_after: 2,
   run_open: false,
+  restore_open: false,
   job_file: "/jobs/flights.py",
   job_file_changed_at: null,
   code_difference: HOSTILE,

@@ -161,6 +161,7 @@ _RUN_OPEN = (
     "the newest run has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes "
     "this plan outdated; otherwise executing the plan ends it"
 )
+RESTORE_OPEN = "a restore has claimed the job and has not ended: it is running, or was killed"
 _CLAIMED = (
     "the job claims the savepoint, and deletes it once the restored state is no longer one of its retained checkpoints"
 )
@@ -335,6 +336,8 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Checkpoints since the target, whose output kept tables have; None when the job has no records of them."""
     run_open: bool = False
     """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
+    restore_open: bool = False
+    """Whether another restore had claimed the job and not changed it yet: it was running, or was killed."""
     graph: GraphPlan
     """Changes of the graph."""
     made_at: Timestamp
@@ -572,6 +575,8 @@ def cautions(plan: RestorePlan) -> list[Caution]:
         found.append(Caution("", f"{_CLAIMED}: {plan.savepoint_path}"))
     if plan.run_open:
         found.append(Caution("", _RUN_OPEN))
+    if plan.restore_open:
+        found.append(Caution("", f"{RESTORE_OPEN}; executing this plan ends it"))
     return found + _lost_checkpoints(plan)
 
 
@@ -846,7 +851,15 @@ def _kept_since(head: Head, since: int, actions: Sequence[ActionRecord]) -> Set[
 
 def is_run_open(head: Head) -> bool:
     """Returns whether the job's newest run has not ended cleanly: it is running, was killed, or failed."""
-    # A restore command appends a CLAIM like a run, but commits no checkpoint.
+    # A restore command appends CLAIMs like a run, but commits no checkpoint.
     restores = {r.seq for r in head.entry.ancestry.restores}
-    is_restore = head.entry.generation in restores and head.entry.ordinal == 0
-    return not head.entry.ended and not is_restore
+    has_restored = head.entry.generation in restores and head.entry.ordinal == 0
+    return not (head.entry.ended or is_restore_open(head) or has_restored)
+
+
+def is_restore_open(head: Head) -> bool:
+    """Returns whether a restore, or a move of a source, has claimed the job and not changed it: it works or was killed.
+
+    The run before it cannot commit any more.
+    """
+    return bool(head.entry.claimed_for)

@@ -615,6 +615,7 @@ export interface components {
             waiting: components["schemas"]["Waiting"][];
             progress: components["schemas"]["RunProgress"] | null;
             run: number | null;
+            restore_open: boolean;
         };
         /** @description The physical plan of a job, as plain values. */
         JobExplanation: {
@@ -914,6 +915,7 @@ export interface components {
             rows_again: number | null;
             checkpoints_after: number | null;
             run_open: boolean;
+            restore_open: boolean;
             graph: components["schemas"]["GraphPlan"];
             made_at: string | null;
             job_file: string | null;

@@ -4,7 +4,6 @@ import { useParams, useSearchParams } from "react-router-dom";
 import { answer, type DagRun, type Family, isWaiting, type Question, useDagRun, useMe, useQuestions, useReturned } from "../airflow";
 import { type FamilyDag, type JobState, type Problem, type Resource, type SavepointPage, useResource } from "../api";
 import { answerUntil, type Asked, hasNumbers, hasTarget, isOvertaken, outdatedBecause, type PlanOutput, refusals, type Refusals } from "../approval";
-import { visible } from "../format";
 import { Answered } from "../parts/Answered";
 import { ProblemNotice } from "../parts/ConfirmedAction";
 import { DiffText } from "../parts/DiffText";
@@ -73,7 +72,7 @@ function OneQuestion({ state, address, base, dag, run, question, reload }: Quest
   return (
     <Stack gap={4}>
       <Heading as="h2" size={{ base: "md", md: "lg" }} overflowWrap="anywhere">
-        {visible(question.subject)}
+        {question.subject}
       </Heading>
       {outdated !== null && (
         <Notice status="error" title={outdated.sentence}>
@@ -91,7 +90,7 @@ function OneQuestion({ state, address, base, dag, run, question, reload }: Quest
       {output.value !== null && <PlanOf output={output.value} />}
       {output.problem !== null && output.value === null && (
         <Notice status="warning" title="The plan cannot be read now">
-          {visible(output.problem.message)}. The question has it as text.
+          {output.problem.message}. The question has it as text.
         </Notice>
       )}
       <Body question={question} isOpen={output.value?.cautions === undefined && !hasNumbers(asked ?? {})} />
@@ -114,11 +113,11 @@ function Asks({ question, run }: { question: Question; run: DagRun | null }) {
       </Text>
       {typeof reason === "string" && (
         <Text overflowWrap="anywhere" whiteSpace="pre-wrap">
-          Reason: {visible(reason)}
+          Reason: {reason}
         </Text>
       )}
       <Text color="fg.muted" overflowWrap="anywhere">
-        {who === "" ? "Each person with the right to answer questions of this DAG may answer" : `${visible(who)} may answer`}
+        {who === "" ? "Each person with the right to answer questions of this DAG may answer" : `${who} may answer`}
         {until !== null && (
           <>
             , until <Time at={until} full />. No answer by then counts as a rejection
@@ -148,13 +147,13 @@ function PlanOf({ output: { plan, cautions = [], replay } }: { output: PlanOutpu
     <Stack gap={4}>
       <Cautions cautions={cautions} />
       <PlanTarget plan={plan} />
-      {replay !== undefined && <Text>{visible(replay)}</Text>}
+      {replay !== undefined && <Text>{replay}</Text>}
       <PlanChanges plan={plan} />
       <Stack as="section" gap={2}>
         <Heading as="h3" size="sm" overflowWrap="anywhere">
-          Job file {visible(plan.job_file ?? "")}
+          Job file {plan.job_file ?? ""}
         </Heading>
-        {plan.code_difference !== null && <Text overflowWrap="anywhere">{visible(plan.code_difference)}</Text>}
+        {plan.code_difference !== null && <Text overflowWrap="anywhere">{plan.code_difference}</Text>}
         {difference !== null && difference !== "" && <DiffText label="Difference from the job file of the newest run" text={difference} />}
         {difference === "" && <Text>It is that of the newest run.</Text>}
         {difference === null && <Text color="fg.muted">Its difference is not known.</Text>}
@@ -172,7 +171,7 @@ function Body({ question: { body }, isOpen }: { question: Question; isOpen: bool
         The question as text
       </Box>
       <Text whiteSpace="pre-wrap" overflowWrap="anywhere" fontSize="sm" mt={2}>
-        {visible(body)}
+        {body}
       </Text>
     </Box>
   );
@@ -212,7 +211,7 @@ function Answer({ question, refused, reload, sticks }: AnswerProps) {
         />
         {reasons.map((reason) => (
           <Text key={reason} id="answer-refused" fontSize="sm" color="orange.fg">
-            {visible(reason)}
+            {reason}
           </Text>
         ))}
         <Flex gap={3}>

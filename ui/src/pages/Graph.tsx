@@ -2,7 +2,7 @@ import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, entryOf, useResource } from "../api";
-import { counted, formatCount, formatTime, offsetText, sizeText, visible } from "../format";
+import { counted, formatCount, formatTime, offsetText, sizeText } from "../format";
 import { CopiedPath } from "../parts/Command";
 import type { Fact } from "../parts/Facts";
 import { SelectField } from "../parts/Fields";
@@ -145,7 +145,7 @@ function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobEx
       {remark !== "" && <Text>{remark}</Text>}
       {factsOf(node, graph, chains, page).map(([name, value]) => (
         <Text key={name} overflowWrap="anywhere">
-          {name}: {typeof value === "string" ? visible(value) : value}
+          {name}: {value}
         </Text>
       ))}
     </Stack>
@@ -177,7 +177,7 @@ function factsOf({ kind, uid }: GraphNode, graph: JobExplanation, chains: readon
 function Target({ sink: { uid, sink, location } }: { sink: ChainExplanation["sinks"][number] }) {
   return (
     <>
-      {visible(sink)} {location !== null && <CopiedPath text={location} what={`location of ${uid}`} />}
+      {sink} {location !== null && <CopiedPath text={location} what={`location of ${uid}`} />}
     </>
   );
 }
@@ -193,7 +193,7 @@ function Connections({ layout }: { layout: GraphLayout }) {
           <tr key={index}>
             <td>{byKey.get(edge.from)}</td>
             <td>{byKey.get(edge.to)}</td>
-            <td>{edge.broadcast ? "broadcast to all subtasks" : visible(edge.keys.join(", ")) || "none"}</td>
+            <td>{edge.broadcast ? "broadcast to all subtasks" : edge.keys.join(", ") || "none"}</td>
           </tr>
         ))}
       </ScrollingTable>
@@ -252,13 +252,13 @@ function ChainRow({ chain, shuffles, tasks, operator }: { chain: ChainExplanatio
       <td>{formatCount(shuffles)}</td>
       <td>{formatCount(tasks)}</td>
       <td className="name">{chain.uid}</td>
-      <td>{chain.relay ? "forwards rows" : visible(chain.function ?? "")}</td>
-      <td>{visible(inputText(chain))}</td>
+      <td>{chain.relay ? "forwards rows" : (chain.function ?? "")}</td>
+      <td>{inputText(chain)}</td>
       <td>{chain.windows}</td>
-      <td>{visible(statesText(chain, operator))}</td>
+      <td>{statesText(chain, operator)}</td>
       <td className="line">{operator === undefined ? "" : operatorSize(operator)}</td>
-      <td>{visible(output)}</td>
-      <td>{visible(chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; "))}</td>
+      <td>{output}</td>
+      <td>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</td>
     </tr>
   );
 }

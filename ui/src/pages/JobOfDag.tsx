@@ -1,6 +1,5 @@
 import { Box, Stack, Text } from "@chakra-ui/react";
 import { type JobList, useResource } from "../api";
-import { visible } from "../format";
 import { Boundary } from "../parts/Boundary";
 import { TabOf } from "../parts/DagChoice";
 import { Loaded, Notice } from "../parts/Loaded";
@@ -34,9 +33,9 @@ function NoJob({ dagId, searches }: { dagId: string; searches: JobList["searches
     return unknown.map(({ location, problem }) => (
       <Notice key={location} status="info" title="The job of this DAG cannot be shown">
         <Text overflowWrap="anywhere">
-          {visible(`${problem?.message}: ${location}`)}
+          {problem?.message}: {location}
         </Text>
-        {problem?.hint && <Text overflowWrap="anywhere">{visible(problem.hint)}</Text>}
+        {problem?.hint && <Text overflowWrap="anywhere">{problem.hint}</Text>}
       </Notice>
     ));
   }

@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, Input, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { isStandalone, type JobList, type JobRow as Row } from "../api";
-import { formatCount, sizeOf, stateText, visible } from "../format";
+import { formatCount, sizeOf, stateText } from "../format";
 import { isMissing, useJobs } from "../jobs";
 import { Boundary } from "../parts/Boundary";
 import { HealthWord, severityOf } from "../parts/HealthWord";
@@ -123,8 +123,8 @@ function Searches({ searches }: { searches: JobList["searches"] }) {
     if (problem !== null) {
       return (
         <Notice key={location} status="warning" title={`Job roots below ${location} cannot be found now`}>
-          {visible(problem.message)}
-          {problem.hint !== null && <Text>{visible(problem.hint)}</Text>}
+          {problem.message}
+          {problem.hint !== null && <Text>{problem.hint}</Text>}
         </Notice>
       );
     }
@@ -138,7 +138,7 @@ function NoJobs({ searches }: { searches: JobList["searches"] }) {
       A job appears once its job root exists, if you may read it.
       {searches.map(({ location }) => (
         <Text key={location} overflowWrap="anywhere">
-          Job roots are looked for below {visible(location)}.
+          Job roots are looked for below {location}.
         </Text>
       ))}
     </Notice>
@@ -172,11 +172,11 @@ interface RowProps {
 function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   const path = `${base}/jobs/${encodeURIComponent(job.id)}`;
   const name = (
-    <td className="name" title={visible(job.job_root)}>
-      {isMissing(job) ? visible(job.job_root) : <PageLink to={path}>{job.job ?? job.id}</PageLink>}
+    <td className="name" title={job.job_root}>
+      {isMissing(job) ? job.job_root : <PageLink to={path}>{job.job ?? job.id}</PageLink>}
       {showsRoot && (
         <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
-          {visible(job.job_root)}
+          {job.job_root}
         </Text>
       )}
     </td>
@@ -186,7 +186,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <tr>
         {name}
         <td className="bad" colSpan={COLUMNS.length - 1 + Number(hasActions)}>
-          {isMissing(job) ? visible(`${job.problem?.message}: ${job.problem?.hint}`) : `${visible(job.job_root)} cannot be read: ${headOf(job.problem?.message ?? "it was not read yet")}`}
+          {isMissing(job) ? `${job.problem?.message}: ${job.problem?.hint}` : `${job.job_root} cannot be read: ${headOf(job.problem?.message ?? "it was not read yet")}`}
         </td>
       </tr>
     );
@@ -195,10 +195,10 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   return (
     <tr>
       {name}
-      <td title={failure === null ? undefined : visible(failure.message)}>
+      <td title={failure?.message}>
         <HealthWord health={job.health} backlog={job.backlog} />
         {job.problem !== null && (
-          <Text fontSize="xs" color="orange.fg" title={visible(job.problem.message)}>
+          <Text fontSize="xs" color="orange.fg" title={job.problem.message}>
             not reachable now
           </Text>
         )}

@@ -1,7 +1,7 @@
 import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { memo, useState } from "react";
 import { download, isWhole, type JournalEntry, type JournalKind, type JournalPage, useResource } from "../api";
-import { formatBytes, formatCount, visible } from "../format";
+import { formatBytes, formatCount } from "../format";
 import { FurtherFacts } from "../parts/Facts";
 import { type Filter, Filters, useFilters } from "../parts/Filters";
 import { CheckpointLink, PageLink, savepointPath, useBase } from "../parts/links";
@@ -135,8 +135,8 @@ const ActionRow = memo(function ActionRow({ entry, showsJob }: { entry: JournalE
         <FromTo entry={entry} base={base} showsJob={showsJob} />
       </td>
       <td className="bad" data-title="Rows removed (plan)">{typeof rows === "number" && formatCount(rows)}</td>
-      <td className="long" data-title="Reason">{visible(entry.reason ?? "")}</td>
-      <td className="text" data-title="Note">{visible(entry.note ?? "")}</td>
+      <td className="long" data-title="Reason">{entry.reason ?? ""}</td>
+      <td className="text" data-title="Note">{entry.note ?? ""}</td>
       <td className={entry.integrity === "changed" ? "bad" : undefined} data-title="Record">{entry.integrity}</td>
       <td className="line" data-title="Size">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</td>
       <td className="long muted" data-title="Facts">
@@ -159,7 +159,7 @@ function Verb({ entry: { kind, facts }, base }: Omit<PartProps, "showsJob">) {
   if (typeof savepoint !== "string") return verb;
   return (
     <>
-      {verb}: {kind === "savepoint" ? <PageLink to={savepointPath(base, savepoint)}>{savepoint}</PageLink> : visible(savepoint)}
+      {verb}: {kind === "savepoint" ? <PageLink to={savepointPath(base, savepoint)}>{savepoint}</PageLink> : savepoint}
     </>
   );
 }

@@ -4,7 +4,7 @@ import { useParams, useSearchParams } from "react-router-dom";
 import { type Family, isWaiting, type Question, useDagRun, useQuestions, useReturned, useTaskError, useTasks } from "../airflow";
 import type { FamilyDag, JobState, Resource } from "../api";
 import type { PlanOutput } from "../approval";
-import { counted, formatCount, visible } from "../format";
+import { counted, formatCount } from "../format";
 import { nounOf } from "../losses";
 import { Answered } from "../parts/Answered";
 import { ProblemNotice } from "../parts/ConfirmedAction";
@@ -51,7 +51,7 @@ function Steps({ state, base, family, dag, run }: Props) {
             </Heading>
             <Text overflowWrap="anywhere">
               Requested by {found.triggering_user_name === null ? "a program" : <PersonLink name={found.triggering_user_name} />}
-              {typeof found.conf?.reason === "string" && `: ${visible(found.conf.reason)}`}
+              {typeof found.conf?.reason === "string" && `: ${found.conf.reason}`}
             </Text>
             {output !== null && <PlanTarget plan={output.plan} />}
             <DagRunLink dag={dag.dag_id} run={run} />
@@ -121,8 +121,8 @@ function Stepper({ steps, base, question, job, output }: StepperProps) {
 function titleOf({ task, title, status }: Step, question: Question | null): string {
   const person = question?.responded_by_user?.name;
   if (task !== "approve" || person === undefined) return title;
-  if (status === "done") return `Approved by ${visible(person)}`;
-  return status === "rejected" ? `Rejected by ${visible(person)}` : title;
+  if (status === "done") return `Approved by ${person}`;
+  return status === "rejected" ? `Rejected by ${person}` : title;
 }
 
 function StepDetails({ step, base, question, job, output }: Omit<StepperProps, "steps"> & { step: Step }): ReactNode {

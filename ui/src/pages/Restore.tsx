@@ -3,7 +3,7 @@ import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
 import { type JobState, type Problem, type Resource, type RestorePlan, type RestorePlanPage, useResource } from "../api";
-import { counted, formatDuration, visible } from "../format";
+import { counted, formatDuration } from "../format";
 import { useDagChoice } from "../parts/DagChoice";
 import { SavepointAction } from "../parts/JobActions";
 import { PageLink, restorePath } from "../parts/links";
@@ -65,7 +65,7 @@ function Wizard({ target, job, base, address, family }: WizardProps) {
     <Stack gap={5}>
       <Stack gap={1}>
         <Heading as="h2" size="lg" overflowWrap="anywhere">
-          Restore {job.job} to {visible(targetText(target))}
+          Restore {job.job} to {targetText(target)}
         </Heading>
         <PageLink to={restorePath(base)}>Choose another point</PageLink>
       </Stack>
@@ -102,7 +102,7 @@ function Refused({ problem }: { problem: Problem }) {
   return (
     <Notice status="error" title="There is no plan with these values">
       <LongText text={problem.message} />
-      {problem.hint !== null && <Text overflowWrap="anywhere">{visible(problem.hint)}</Text>}
+      {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
     </Notice>
   );
 }
@@ -127,7 +127,7 @@ function Plan({ page }: { page: RestorePlanPage }) {
           <PlanTarget plan={plan} />
           <Losses plan={plan} />
           <Text>
-            {page.replay !== null && visible(page.replay)}
+            {page.replay}
             {plan.rows_again !== null && plan.checkpoints_after !== null && plan.checkpoints_after > 0 && (
               <> These are the rows of {counted(plan.checkpoints_after, "checkpoint")}.</>
             )}
@@ -146,7 +146,7 @@ function Plan({ page }: { page: RestorePlanPage }) {
                 <Text as="span" color={colour} fontWeight="semibold">
                   {word}:
                 </Text>{" "}
-                {visible(text)}
+                {text}
               </Text>
             );
           })}

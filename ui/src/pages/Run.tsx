@@ -2,7 +2,7 @@ import { Box, Heading, Stack, Text } from "@chakra-ui/react";
 import { useParams } from "react-router-dom";
 import { type Family } from "../airflow";
 import { type RunPage, type RunSummary, useResource } from "../api";
-import { formatBytes, formatCount, formatDuration, sizeText, visible } from "../format";
+import { formatBytes, formatCount, formatDuration, sizeText } from "../format";
 import { CopyButton } from "../parts/Command";
 import { DiffText } from "../parts/DiffText";
 import { type Fact, Facts } from "../parts/Facts";
@@ -200,7 +200,7 @@ function JobFile({ page: { run, may_read_code: mayRead, job_file: text, job_file
             The whole job file
           </Box>
           <Box as="pre" tabIndex={0} role="region" aria-label="The whole job file" overflow="auto" maxH="32rem" fontFamily="mono" fontSize="xs" borderWidth="1px" borderRadius="md" p={3} mt={2}>
-            {visible(text)}
+            {text}
           </Box>
         </Box>
       )}

@@ -3,7 +3,6 @@ import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
 import { type ActionEntry, isWhole, type JobState, type Pages, type Resource, type SavepointPage, usePagesOf } from "../api";
-import { visible } from "../format";
 import { useDagChoice } from "../parts/DagChoice";
 import { FurtherFacts } from "../parts/Facts";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -91,7 +90,7 @@ function Elsewhere({ entries }: { entries: readonly ActionEntry[] }) {
         {entries.map((entry, index) => (
           <li key={index}>
             <Text overflowWrap="anywhere">
-              {entry.ended_at !== null && <Time at={entry.ended_at} full />} {typeof entry.facts.savepoint === "string" && <strong>{visible(entry.facts.savepoint)}</strong>}{" "}
+              {entry.ended_at !== null && <Time at={entry.ended_at} full />} {typeof entry.facts.savepoint === "string" && <strong>{entry.facts.savepoint}</strong>}{" "}
               <FurtherFacts facts={entry.facts} />
             </Text>
           </li>

@@ -1,7 +1,7 @@
 import { Stack, Text } from "@chakra-ui/react";
 import { type Family, useDag } from "../airflow";
 import { type FamilyDag, isWhole, type JobState, type PendingRestore, type PointPage, type Resource, useResource } from "../api";
-import { counted, formatCount, visible } from "../format";
+import { counted, formatCount } from "../format";
 import { useNewest } from "../history";
 import { CheckpointCharts } from "../parts/CheckpointCharts";
 import { JobActions } from "../parts/JobActions";
@@ -75,8 +75,8 @@ function Restored({ job: { restore }, base }: { job: JobState; base: string }) {
       , <PageLink to={`${base}/timeline?mark=${restore.kind}:${restore.seq}`}>restored</PageLink> {restore.ended_at !== null && <Time at={restore.ended_at} />}
       {restore.by !== null && " by "}
       <People by={restore.by} requestedBy={restore.requested_by} />
-      {restore.reason === null ? "" : `: ${visible(restore.reason).replace(/\.$/, "")}`}
-      {restore.note === null ? "." : ` (${visible(restore.note)}).`}
+      {restore.reason === null ? "" : `: ${restore.reason.replace(/\.$/, "")}`}
+      {restore.note === null ? "." : ` (${restore.note}).`}
     </>
   );
 }
@@ -144,8 +144,13 @@ function Problems({ job }: { job: JobState }) {
       {restoring !== null && (
         <Notice status="warning" title={`A restore to ${restoring.target_label} is not completed`}>
           The next start completes it. <People by={restoring.by} requestedBy={restoring.requested_by} />
-          {restoring.reason !== null && `: ${visible(restoring.reason)}`}
+          {restoring.reason !== null && `: ${restoring.reason}`}
           <Text>{restoredText(restoring)}</Text>
+        </Notice>
+      )}
+      {job.description?.restore_open === true && (
+        <Notice status="warning" title="A restore has claimed the job and has not ended">
+          It is running, or was killed. The job has the state of before: the same restore continues from it, and a run that starts now ends the restore.
         </Notice>
       )}
       {failure !== null && (

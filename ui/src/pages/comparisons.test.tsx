@@ -3,7 +3,7 @@ import { act, fireEvent, screen, waitFor, within } from "@testing-library/react"
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import type { GraphPage, OperatorStatus, RetentionPreview, SavepointDiff } from "../api";
-import { CURRENT, expectAccessible, family, HOSTILE, open, restore, savepoint, Server, state } from "../test-pages";
+import { CURRENT, described, expectAccessible, family, HOSTILE, open, planPage, point, restore, runSummary, savepoint, Server, state, timeline } from "../test-pages";
 
 const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_bytes: 2470, live_bytes: 2000, states: ["total"], operator_states: [], metrics: null };
 
@@ -117,6 +117,24 @@ it("shows the graph with sizes and keys, also as tables and by keyboard", async 
   expect(within(selected).getByRole("button", { name: "Copy the location of out" })).toBeDefined();
   expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);
+});
+
+it("shows how many rows a second each operator has read in a checkpoint, or how many rows while its duration is not known", async () => {
+  const metrics = { rows_in: 1234 };
+  server.answers["jobs/rated"] = state;
+  server.answers["jobs/rated/graph"] = { ...graph, operators: [{ ...operator, metrics }] };
+  server.answers["jobs/rated/checkpoints/12"] = { entry: { ...point(12, 2), duration_ms: 500 } };
+  const remarks = () => screen.queryAllByRole("button", { name: /^operator, count/ }).map((node) => node.getAttribute("aria-label"));
+  const first = open("/jobs/rated/graph");
+  await waitFor(() => {
+    expect(remarks()).toEqual(["operator, count, about 2 kB live, 2,468 rows/s"]);
+  });
+  first.unmount();
+  server.answers["jobs/rated/graph"] = { ...graph, checkpoint_id: 13, operators: [{ ...operator, metrics }] };
+  open("/jobs/rated/graph");
+  await waitFor(() => {
+    expect(remarks()).toEqual(["operator, count, about 2 kB live, 1,234 rows"]);
+  });
 });
 
 it("says whose graph is shown, and whose numbers", async () => {
@@ -280,6 +298,53 @@ it("takes a uid that every object has for the name that it is", async () => {
   first.unmount();
   open("/jobs/named/savepoints?from=a&to=b");
   expect((await screen.findByRole("region", { name: "Positions in both savepoints" })).textContent).toContain("source constructornone7table of constructornoneversion 5");
+});
+
+/** Fields whose texts are not those of a job: words that the API has, and times. */
+const WORDS = /^(?:kind|origin|status|word|unknown|mode|action|claim_mode|role|format|delivery|source|next_cursor|.*integrity|.*_at)$/;
+/** Objects whose keys are names. */
+const BY_NAME = /^(?:sinks|offsets)$/;
+
+/** An answer with a hidden character at the end of each name and each other text. */
+function hiding(value: unknown, name = ""): unknown {
+  if (typeof value === "string") return WORDS.test(name) ? value : `${value}\u202e`;
+  if (Array.isArray(value)) return value.map((each) => hiding(each, typeof each === "string" ? name : ""));
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [BY_NAME.test(name) ? `${key}\u202e` : key, hiding(each, key)]));
+}
+
+it.each([
+  ["", "count\\u202e"],
+  ["/timeline", "img src=x onerror=alert(1)>\\u202e"],
+  ["/graph?node=operator%20count%E2%80%AE", "operator count\\u202e"],
+  ["/savepoints?from=a&to=b", "table of out\\u202e"],
+  ["/restore?to=10", "flights\\u202e"],
+  ["/journal", "weekly\\u202e"],
+  ["/runs/9", "job.py\\u202e"],
+])("shows no hidden character of a job root whose names were not checked: %s", async (path, shown) => {
+  const sinks = { out: { table_id: "t", version: 5, checkpoint_id: 12, description: "table", location: "/tables/out", metrics: null, pending_checkpoint_ids: [] } };
+  const answers = {
+    "": { ...state, newest: null, operators: [operator], sources: graph.sources, sinks, description: described },
+    "/points": { points: [point(12, 2), restore], next_cursor: null, ...CURRENT },
+    "/timeline": timeline,
+    "/graph": { ...graph, watermarks: {} },
+    "/savepoints": server.answers["jobs/flights/savepoints"],
+    "/savepoint-diff": diff,
+    "/retention-preview": preview,
+    "/restore-plan": planPage,
+    "/journal": { entries: [{ ...restore, id: "hiding", job: "flights", kind: "savepoint", facts: { savepoint: "weekly" } }], jobs: [], next_cursor: null },
+    "/runs/9": { run: runSummary(9, { job_file: "job.py", driver: "host:1", reason: "by hand" }), tries: [], failed_starts: [], progress: null, checkpoints: [], older: false, may_read_code: true, job_file: "build()", previous_job_file_sha256: null, job_file_difference: null, ...CURRENT },
+  };
+  for (const [rest, answer] of Object.entries(answers)) server.answers[`jobs/hiding${rest}`] = hiding(answer);
+  server.answers["jobs/hiding/family"] = family;
+  const { container } = open(`/jobs/hiding${path}`);
+  await waitFor(() => {
+    expect(container.textContent).toContain(shown);
+  });
+  const seen = [...container.querySelectorAll("*")].flatMap((each) => ["title", "aria-label", "aria-valuetext", "placeholder"].map((name) => each.getAttribute(name)));
+  const all = [container.textContent, document.title, ...seen].join("\n");
+  expect(all).toContain("\\u202e");
+  expect(all).not.toContain("\u202e");
 });
 
 it("shows a fault of one page in its place, until another page is wanted", async () => {

@@ -317,6 +317,18 @@ it("asks once for the history of a job, says whether the record of its savepoint
   expect(screen.getByText("0 of 1 table restored.")).toBeDefined();
 });
 
+it("says that a restore has begun and not ended, only while it has", async () => {
+  server.answers[job] = withDescription({ description: { ...described, restore_open: true } });
+  const first = open(`/${job}`);
+  expect(await screen.findByText("A restore has claimed the job and has not ended")).toBeDefined();
+  first.unmount();
+  server.answers[job] = withDescription({ checkpoint_id: 14 });
+  open(`/${job}`);
+  await waitFor(() => {
+    expect(screen.queryByText("A restore has claimed the job and has not ended")).toBeNull();
+  });
+});
+
 it("reads the savepoints of a job only where they are shown, not on the page State at each checkpoint", async () => {
   vi.useFakeTimers({ shouldAdvanceTime: true });
   open(`/${job}`);

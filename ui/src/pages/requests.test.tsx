@@ -498,6 +498,18 @@ it("follows a recovery to its end, and offers what comes next", async () => {
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Run now" }).disabled).toBe(true);
 });
 
+it("shows how many of the files since the target the run after a restore has read, and in which batch it is", async () => {
+  const backlog = { measured_at: null, rows: null, files: 9, size_bytes: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources: [] };
+  const progress = { reported_at: null, ordinal: 4, batch_started_at: null, batches: 3, rows_in: 5000, driver: "host:1", reason: null };
+  const [source] = plan.sources;
+  server.answers[path("/xcomEntries/return_value", "plan")] = { value: { plan: { ...plan, sources: [{ ...source, files: 12 }] }, markdown: "", dag: null } };
+  server.answers[job] = { ...state, backlog, description: { ...described, run_open: true, progress } };
+  server.answers[`${run()}/taskInstances`] = { task_instances: ["plan", "approve", "restore", "verify"].map((each) => task(each, "success")).concat(task("run", "running")) };
+  open(page(`recovery/${encodeURIComponent(RUN)}`));
+  expect(await screen.findByText("3 of 12 files read again")).toBeDefined();
+  expect(screen.getByText(/The run has completed 3 batches with 5,000 rows, and is in batch 4\./)).toBeDefined();
+});
+
 it("shows why a step failed", async () => {
   server.answers[run()] = { ...dagRun, dag_id: name("flights_recovery"), state: "failed" };
   server.answers[`${run()}/taskInstances`] = { task_instances: [{ ...task("plan", "failed"), dag_id: name("flights_recovery") }] };

@@ -1,6 +1,5 @@
 import { Text } from "@chakra-ui/react";
 import type { Question } from "../airflow";
-import { visible } from "../format";
 import { PersonLink } from "./links";
 import { Notice } from "./Loaded";
 import { Time } from "./Time";
@@ -25,7 +24,7 @@ export function Answered({ question: { responded_by_user: user, responded_at: at
             , <Time at={at} />
           </>
         )}
-        {typeof note === "string" && note !== "" && `: ${visible(note)}`}
+        {typeof note === "string" && note !== "" && `: ${note}`}
       </Text>
     </Notice>
   );

@@ -1,6 +1,6 @@
 import { Badge, Flex, Stack, Text } from "@chakra-ui/react";
 import { type ActionEntry, type CheckpointEntry, type CheckpointPage, type JobState, type OperatorDetails, type OperatorMetrics, useResource } from "../api";
-import { counted, formatBytes, formatCount, formatDuration, offsetText, sizeOf, sizeText, visible } from "../format";
+import { counted, formatBytes, formatCount, formatDuration, offsetText, sizeOf, sizeText } from "../format";
 import { BarChart } from "../pictures/BarChart";
 import { DurationBar } from "../pictures/DurationBar";
 import { isCheckpoint } from "../pictures/timelineLayout";
@@ -155,7 +155,7 @@ function Subtasks({ operator: { uid, metrics, details } }: { operator: KnownOper
   const isExact = metrics?.state_entries_exact ?? false;
   return (
     <Stack gap={2} mt={2}>
-      {key !== "" && <Text overflowWrap="anywhere">Key: {visible(key)}</Text>}
+      {key !== "" && <Text overflowWrap="anywhere">Key: {key}</Text>}
       <SpreadTable uid={uid} spread={metrics?.spread ?? {}} />
       {subtasks.length > 0 && (
         <BarChart

@@ -1,6 +1,6 @@
 import { Text } from "@chakra-ui/react";
 import { type JobState, type Resource, type SavepointPage, useResource } from "../api";
-import { formatCount, visible } from "../format";
+import { formatCount } from "../format";
 import { FurtherFacts } from "./Facts";
 import { SavepointLink } from "./links";
 import { PersonName } from "./People";
@@ -35,7 +35,7 @@ export function CheckpointNeeds({ address, job, id }: { address: string; job: Jo
           {kept.includes(id) && <li>The job keeps it: it is one of {formatCount(kept.length)} retained checkpoints.</li>}
           {pins.map((pin) => (
             <Text as="li" key={pin.id} overflowWrap="anywhere">
-              {pin.owner === null ? "A reader" : <PersonName person={pin.owner} />} reads it: {visible(pin.reason) || "no reason is given"}
+              {pin.owner === null ? "A reader" : <PersonName person={pin.owner} />} reads it: {pin.reason || "no reason is given"}
               {pin.expires_at !== null && (
                 <>
                   ; until <Time at={pin.expires_at} full />

@@ -1,7 +1,6 @@
 import { Box, Button, Flex, SimpleGrid, Stack } from "@chakra-ui/react";
 import { useState } from "react";
 import { type JobFiles, UNKNOWN_FILES } from "../commands";
-import { visible } from "../format";
 import { TextField } from "./Fields";
 
 /** A command, with a button that copies it. */
@@ -9,7 +8,7 @@ export function Command({ text }: { text: string }) {
   return (
     <Flex align="center" gap={2} bg="bg.muted" borderRadius="md" px={3} py={2}>
       <Box as="code" flex="1" fontFamily="mono" fontSize="sm" overflowWrap="anywhere">
-        {visible(text)}
+        {text}
       </Box>
       <CopyButton text={text} what="command" />
     </Flex>
@@ -57,7 +56,7 @@ interface CopyProps {
 export function CopiedPath({ text, what, size }: CopyProps) {
   return (
     <>
-      <code style={{ overflowWrap: "anywhere" }}>{visible(text)}</code> <CopyButton text={text} what={what} size={size} />
+      <code style={{ overflowWrap: "anywhere" }}>{text}</code> <CopyButton text={text} what={what} size={size} />
     </>
   );
 }

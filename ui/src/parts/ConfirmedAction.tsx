@@ -1,7 +1,6 @@
 import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { type ReactNode, useEffect, useId, useRef, useState } from "react";
 import type { Problem } from "../api";
-import { visible } from "../format";
 import { Notice } from "./Loaded";
 import { headOf, WholeText } from "./LongText";
 
@@ -54,7 +53,7 @@ export function ConfirmedAction({ label, question, fields, refused, act, colour 
       </Button>
       {refused !== null && (
         <Text id={id} fontSize="xs" color="fg.muted" maxW="16rem">
-          {visible(refused)}
+          {refused}
         </Text>
       )}
       {isAsking && refused === null && (
@@ -87,7 +86,7 @@ export function ConfirmedAction({ label, question, fields, refused, act, colour 
 export function ProblemNotice({ problem }: { problem: Problem }) {
   return (
     <Notice status="error" title={headOf(problem.message)}>
-      {visible(problem.hint ?? "")}
+      {problem.hint ?? ""}
       <WholeText text={problem.message} />
     </Notice>
   );

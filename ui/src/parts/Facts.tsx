@@ -1,6 +1,5 @@
 import { Box } from "@chakra-ui/react";
 import type { ReactNode } from "react";
-import { visible } from "../format";
 import { CopiedPath } from "./Command";
 
 /** A name and its value. */
@@ -13,10 +12,10 @@ export function Facts({ facts }: { facts: readonly Fact[] }) {
       {facts.map(([name, value]) => (
         <Box key={name} display="contents">
           <Box as="dt" color="fg.muted">
-            {visible(name)}
+            {name}
           </Box>
           <Box as="dd" overflowWrap="anywhere" minW={0}>
-            {typeof value === "string" ? visible(value) : value}
+            {value}
           </Box>
         </Box>
       ))}
@@ -30,7 +29,7 @@ const NOT_SHOWN = new Set(["checkpoint_id", "restored_checkpoint_id", "previous_
 /** The further facts of an action as one text. */
 export function factsText(facts: Record<string, unknown>): string {
   const shown = Object.entries(facts).filter(([name, value]) => !NOT_SHOWN.has(name) && value !== null && value !== "");
-  return visible(shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; "));
+  return shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; ");
 }
 
 /** The further facts of an action; its path can be copied. In a `ScrollingTable`, with the size "cell". */

@@ -1,7 +1,6 @@
 import { Alert, Button, Input, Skeleton, Stack, Text } from "@chakra-ui/react";
 import { createContext, type FormEvent, type ReactNode, useContext, useId, useState } from "react";
 import { type Freshness, hasToken, isStandalone, type Problem, rememberToken, type Resource } from "../api";
-import { visible } from "../format";
 import { headOf, LongText } from "./LongText";
 import { Time } from "./Time";
 
@@ -38,7 +37,7 @@ function ProblemAlert({ problem, reload }: { problem: Problem; reload: () => voi
   return (
     <Notice status="error" title={problem.status === 404 ? "Not found" : "This cannot be shown"}>
       <LongText text={problem.message} />
-      {problem.hint !== null && <Text overflowWrap="anywhere">{visible(problem.hint)}</Text>}
+      {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
       <Button size="sm" variant="outline" mt={2} onClick={reload}>
         Try again
       </Button>
@@ -87,7 +86,7 @@ export function FreshnessNotice({ of, history = false }: { of: Freshness; histor
     return (
       <Notice status={readAt === null ? "error" : "warning"} title="The job root cannot be read now">
         <LongText text={problem.message} />
-        {problem.hint !== null && <Text overflowWrap="anywhere">{visible(problem.hint)}</Text>}
+        {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
         {readAt !== null && (
           <Text>
             It was read <Time at={readAt} />.
@@ -107,8 +106,8 @@ export function Notice({ status, title, children }: { status: "info" | "warning"
     <Alert.Root status={status} role={status === "error" ? "alert" : "status"}>
       <Alert.Indicator />
       <Alert.Content minW={0}>
-        <Alert.Title>{visible(title)}</Alert.Title>
-        <Alert.Description as="div">{typeof children === "string" ? visible(children) : children}</Alert.Description>
+        <Alert.Title>{title}</Alert.Title>
+        <Alert.Description as="div">{children}</Alert.Description>
       </Alert.Content>
     </Alert.Root>
   );

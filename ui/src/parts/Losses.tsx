@@ -1,6 +1,5 @@
 import { Box, SimpleGrid, Text } from "@chakra-ui/react";
 import type { Caution, RestorePlan } from "../api";
-import { visible } from "../format";
 import { changesNothing, type LossNumber, lossNumbers, lossSentences, unknownLosses } from "../losses";
 import { Notice } from "./Loaded";
 
@@ -73,8 +72,8 @@ export function Cautions({ cautions }: { cautions: readonly Caution[] }) {
       <ul>
         {cautions.map(({ about, text }, index) => (
           <Text key={index} as="li" overflowWrap="anywhere">
-            {about !== "" && <strong>{visible(about)}: </strong>}
-            {visible(text)}
+            {about !== "" && <strong>{about}: </strong>}
+            {text}
           </Text>
         ))}
       </ul>

@@ -1,15 +1,14 @@
 import type { Person } from "../api";
-import { visible } from "../format";
 import { PersonLink } from "./links";
 
 /** A person; a claimed name, which nothing has checked, with the account that gave it. */
 function personText(person: Person): string {
-  return visible(person.name) + remarkOf(person);
+  return person.name + remarkOf(person);
 }
 
 function remarkOf(person: Person): string {
   if (person.source !== "claim") return "";
-  return ` (claimed name${person.account === null ? "" : `, account ${visible(person.account)}`})`;
+  return ` (claimed name${person.account === null ? "" : `, account ${person.account}`})`;
 }
 
 /** "oscar, requested by uma". */

@@ -1,6 +1,6 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import type { RestorePlan, SinkChange, SourceChange } from "../api";
-import { counted, formatBytes, formatCount, offsetText, visible } from "../format";
+import { counted, formatBytes, formatCount, offsetText } from "../format";
 import { nounOf, type Rows, rowsRemoved, rowsRemovedFrom, rowsText, stayingText, staysAsItIs, sum } from "../losses";
 import { CopiedPath } from "./Command";
 import { ScrollingTable } from "./ScrollingTable";
@@ -11,7 +11,7 @@ export function PlanTarget({ plan }: { plan: RestorePlan }) {
   const at = plan.savepoint_made_at ?? plan.target_committed_at;
   return (
     <Text overflowWrap="anywhere">
-      <strong>{plan.job}</strong> goes from checkpoint {plan.checkpoint_id} to <strong>{visible(plan.target_label)}</strong>
+      <strong>{plan.job}</strong> goes from checkpoint {plan.checkpoint_id} to <strong>{plan.target_label}</strong>
       {at !== null && (
         <>
           {plan.savepoint_made_at === null ? ", committed " : ", made "}
@@ -108,7 +108,7 @@ function Others({ commits }: { commits: readonly string[] }) {
       <ul>
         {commits.slice(0, MOST_COMMITS).map((commit, index) => (
           <Text as="li" key={index} fontSize="sm" overflowWrap="anywhere">
-            {visible(commit)}
+            {commit}
           </Text>
         ))}
         {commits.length > MOST_COMMITS && <li>{formatCount(commits.length - MOST_COMMITS)} more</li>}

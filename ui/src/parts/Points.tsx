@@ -1,7 +1,7 @@
 import { Heading, Stack } from "@chakra-ui/react";
 import { memo } from "react";
 import { type CheckpointSummary, type Entry, isWhole, type PointPage, type RunSummary, useResource } from "../api";
-import { formatBytes, formatCount, formatDuration, sizeText, visible } from "../format";
+import { formatBytes, formatCount, formatDuration, sizeText } from "../format";
 import { isCheckpoint } from "../pictures/timelineLayout";
 import { isRestorable } from "../targets";
 import { type Filter, Filters, useFilters } from "./Filters";
@@ -138,7 +138,7 @@ function Remarks({ point }: { point: Entry }) {
           <People by={point.by} requestedBy={point.requested_by} />
         </>
       )}
-      {!isCheckpoint(point) && point.reason !== null && `: ${visible(point.reason)}`}
+      {!isCheckpoint(point) && point.reason !== null && `: ${point.reason}`}
     </>
   );
 }

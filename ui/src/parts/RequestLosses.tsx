@@ -1,7 +1,7 @@
 import { Text } from "@chakra-ui/react";
 import type { JobState, SavepointPage } from "../api";
 import { type Asked, deletedAlready, isOvertaken } from "../approval";
-import { formatCount, visible } from "../format";
+import { formatCount } from "../format";
 import type { LossNumber } from "../losses";
 import { Notice } from "./Loaded";
 import { LossNumbers } from "./Losses";
@@ -36,12 +36,12 @@ export function RequestLosses({ asked, waits, job, saved }: Props) {
 
 function numberOf(what: string, names: readonly string[]): LossNumber {
   const label = names.length === 1 ? `${what} is deleted that would be kept` : `${what}s are deleted that would be kept`;
-  return { value: formatCount(names.length), label, note: visible(names.join(", ")), isLoss: names.length > 0 };
+  return { value: formatCount(names.length), label, note: names.join(", "), isLoss: names.length > 0 };
 }
 
 function StillThere({ gone }: { gone: string[] | null }) {
   if (gone === null) return <Notice status="warning" title="It is not known whether all of them still exist" />;
-  if (gone.length > 0) return <Notice status="info" title={`Deleted already: ${visible(gone.join(", "))}`} />;
+  if (gone.length > 0) return <Notice status="info" title={`Deleted already: ${gone.join(", ")}`} />;
   return (
     <Text color="green.fg" role="status">
       ✓ The request is still valid: all of them exist. The task deletes nothing if it would delete another one that the configuration keeps.

@@ -1,7 +1,7 @@
 import { Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { type FormEvent, type ReactNode, useMemo, useState } from "react";
 import { type ActionEntry, type JobState, type PointPage, type SavepointPage, type TimelinePage, useResource } from "../api";
-import { formatBytes, formatCount, instantOf, visible, zoneName } from "../format";
+import { formatBytes, formatCount, instantOf, zoneName } from "../format";
 import { useHistoryPart, useNewest } from "../history";
 import { inOrder, layOut, type Mark } from "../pictures/timelineLayout";
 import { describeMark } from "../pictures/TimelineMarks";
@@ -119,7 +119,7 @@ function Deployments({ found, isWhole, base }: { found: readonly Before[]; isWho
       {found.slice(0, MOST_DEPLOYMENTS).map(({ deployment, target }) => (
         <Flex key={deployment.generation} gap={3} align="center" wrap="wrap">
           <Text overflowWrap="anywhere">
-            Before the deployment of <Time at={deployment.at} full />: {visible(deployment.jobFile ?? "the job file")} changed with <RunLink generation={deployment.generation} run={deployment.run} />
+            Before the deployment of <Time at={deployment.at} full />: {deployment.jobFile ?? "the job file"} changed with <RunLink generation={deployment.generation} run={deployment.run} />
           </Text>
           {target === null ? <Text color="fg.muted">{isWhole ? "The point before it is not kept." : "The job does not keep the point before it; an older savepoint may have it."}</Text> : <RestoreLink base={base} target={target} size="xs" />}
         </Flex>
@@ -139,8 +139,8 @@ function PointTable({ label, points, empty, base }: { label: string; points: rea
           <td className="text">
             {/* All in one cell: a phone shows the others only once the table is scrolled sideways. */}
             <Stack gap={1} alignItems="start">
-              <strong>{visible(point.name)}</strong>
-              {point.remark !== "" && <span>{visible(point.remark)}</span>}
+              <strong>{point.name}</strong>
+              {point.remark !== "" && <span>{point.remark}</span>}
               <RestoreLink base={base} target={point.target} size="cell" />
             </Stack>
           </td>

@@ -3,7 +3,6 @@ import { useNavigate } from "react-router-dom";
 import { type Family, trigger, useDag } from "../airflow";
 import { type FamilyDag, isStandalone, type JobState, type RestorePlanPage } from "../api";
 import { restoreCommands, runCommand } from "../commands";
-import { visible } from "../format";
 import { isBlank, recoveryConf, type RestoreOptions } from "../restoreOptions";
 import { CommandsWithFiles } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
@@ -77,7 +76,7 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
         question={
           <Stack gap={2}>
             <Text>
-              This triggers {dag.dag_id}, which plans the restore of {job.job} at {visible(job.job_root)} to {visible(page?.plan?.target_label ?? options.target)} again, and asks the people who may answer its question to approve it.
+              This triggers {dag.dag_id}, which plans the restore of {job.job} at {job.job_root} to {page?.plan?.target_label ?? options.target} again, and asks the people who may answer its question to approve it.
               Nothing changes before that.
             </Text>
             {page?.plan != null && (changesNothing(page.plan) ? <Text>Nothing changes: the job is at this point.</Text> : <LossSentences plan={page.plan} />)}
@@ -125,7 +124,7 @@ function RunDag({ dag, onChange }: { dag: FamilyDag; onChange: () => void }) {
 function impossibleBecause(page: RestorePlanPage | null): string | null {
   if (page === null) return "These values are not checked yet, or are refused.";
   const damaged = page.checks.find(({ name, ok }) => name === "target-files" && ok === false);
-  return damaged === undefined ? null : `The point cannot be restored: ${visible(damaged.text)}.`;
+  return damaged === undefined ? null : `The point cannot be restored: ${damaged.text}.`;
 }
 
 function Commands({ job, options, reason, page }: RequestProps) {
@@ -138,7 +137,7 @@ function Commands({ job, options, reason, page }: RequestProps) {
       <Text>
         {isStandalone ? "These commands restore the job" : "No DAG restores this job. These commands do"}: the first writes the plan and changes nothing, the second executes exactly that plan.
       </Text>
-      {failed.length > 0 && <Text overflowWrap="anywhere">A condition is not met: {visible(failed.map(({ text }) => text).join("; "))}.</Text>}
+      {failed.length > 0 && <Text overflowWrap="anywhere">A condition is not met: {failed.map(({ text }) => text).join("; ")}.</Text>}
       <CommandsWithFiles jobFile={known} commands={(files) => [...restoreCommands(job.job_root, options, reason, files), ...(options.run ? [runCommand(job.job_root, files)] : [])]} />
       {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job&apos;s history.</Text>}
     </Stack>

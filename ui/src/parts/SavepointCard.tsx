@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "react";
 import { trigger, useDagDetails } from "../airflow";
 import type { FamilyDag, Savepoint } from "../api";
 import { disposeCommand, verifyCommand } from "../commands";
-import { formatBytes, visible } from "../format";
+import { formatBytes } from "../format";
 import { isBlank } from "../restoreOptions";
 import { missingField, NO_LIMITS, retentionConf } from "../retention";
 import { Command, CopiedPath } from "./Command";
@@ -58,9 +58,9 @@ export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, isNamed 
         </Text>
         <Text overflowWrap="anywhere">
           <People by={savepoint.by} requestedBy={savepoint.requested_by} />
-          {savepoint.reason !== null && `: ${visible(savepoint.reason)}`}
+          {savepoint.reason !== null && `: ${savepoint.reason}`}
         </Text>
-        {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {visible(savepoint.note)}</Text>}
+        {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {savepoint.note}</Text>}
         <Sharing savepoint={savepoint} />
         <SavepointRecord integrity={savepoint.record_integrity} />
         <Box fontSize="xs" my={2}>

@@ -1,5 +1,5 @@
 import type { SinkMetrics, SinkStatus } from "../api";
-import { formatBytes, formatCount, formatDuration, visible } from "../format";
+import { formatBytes, formatCount, formatDuration } from "../format";
 import { CopiedPath } from "./Command";
 import { CheckpointLink } from "./links";
 import { ScrollingTable } from "./ScrollingTable";
@@ -40,7 +40,7 @@ export function SinkTable({ label, sinks }: { label: string; sinks: Readonly<Rec
         <tr key={uid}>
           <td className="name">{uid}</td>
           <td className="text">
-            {visible(sink.description ?? sink.table_id) || "not known"} {sink.location !== null && <CopiedPath text={sink.location} what={`location of ${uid}`} size="cell" />}
+            {(sink.description ?? sink.table_id) || "not known"} {sink.location !== null && <CopiedPath text={sink.location} what={`location of ${uid}`} size="cell" />}
           </td>
           <td>{sink.version === null ? "not known" : formatCount(sink.version)}</td>
           <td className="line">{sink.checkpoint_id === null ? "nothing yet" : <CheckpointLink id={sink.checkpoint_id}>{`checkpoint ${sink.checkpoint_id}`}</CheckpointLink>}</td>

@@ -1,7 +1,7 @@
 import { Heading, Stack } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import type { JobState, OperatorStatus, SourceStatus } from "../api";
-import { offsetText, visible } from "../format";
+import { offsetText } from "../format";
 import { OperatorTable } from "./OperatorTable";
 import { ScrollingTable } from "./ScrollingTable";
 import { SinkTable } from "./SinkTable";
@@ -48,7 +48,7 @@ export function Sources({ sources }: { sources: readonly SourceStatus[] }) {
       <ScrollingTable label="Sources at the newest checkpoint" columns={["Source", "Position", "Watermark", "Idle"]}>
         {sources.map((source) => (
           <tr key={source.uid}>
-            <td className="name" title={source.description === null ? undefined : visible(source.description)}>
+            <td className="name" title={source.description ?? undefined}>
               {source.uid}
             </td>
             <td className="code">

@@ -2,7 +2,6 @@ import { Button } from "@chakra-ui/react";
 import { createContext, type CSSProperties, type ReactNode, useContext } from "react";
 import { Link, useSearchParams } from "react-router-dom";
 import { dagRunPage } from "../airflow";
-import { visible } from "../format";
 
 const Base = createContext("");
 
@@ -53,7 +52,7 @@ const UNDERLINED: CSSProperties = { textDecoration: "underline" };
 export function PageLink({ to, children }: { to: string; children: ReactNode }) {
   return (
     <Link to={to} style={UNDERLINED}>
-      {typeof children === "string" ? visible(children) : children}
+      {children}
     </Link>
   );
 }

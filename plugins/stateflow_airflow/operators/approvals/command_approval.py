@@ -111,10 +111,13 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
 
 
 def _describe_stop(status: JobDescription, run: str, name: str, drain: bool) -> str:
+    from stateflow.checkpoint.restore.plan_document import RESTORE_OPEN
+
+    ended = RESTORE_OPEN if status.restore_open else "no run is active"
     saved = f"savepoint **{escape(name)}**" if name else "savepoint"
     lines = [
         f"**Job**: {escape(status.job)}, at {escape(status.label)}",
-        f"**Run**: {run}, " + ("not ended" if status.run_open else "ended: no run is active"),
+        f"**Run**: {run}, " + ("not ended" if status.run_open else f"ended: {ended}"),
         f"**Result**: the run ends after its next checkpoint, with a {saved} of it"
         if status.run_open
         else f"**Result**: a {saved} of the newest checkpoint",
