@@ -29,16 +29,18 @@ class Sight:
         address: of the page.
         last: text of it that it shows last.
         height: of the window; as much as the picture needs.
+        also: another text that it shows at some time, of another answer.
     """
 
     address: str
     last: str
     height: int = 900
+    also: str = ""
 
 
 PAGES = {
     "jobs": Sight("", "bookings", 330),
-    "state": Sight("jobs/flights", "Restore to here"),
+    "state": Sight("jobs/flights", "Restore to here", also="Nothing undone since"),
     "timeline": Sight("jobs/flights/timeline", "Operators, subtasks, files and who needs it", 860),
     "checkpoint": Sight("jobs/flights/timeline?point=46", "running-delay"),
     "run": Sight("jobs/flights/runs/50", "Start-up", 860),
@@ -66,6 +68,7 @@ def opened(browser: Browser, story: tuple[str, FlightsStory], name: str, look: s
         page.clock.set_fixed_time(story[1].ended_at)
         page.goto(f"{story[0]}/#/{sight.address}")
         page.get_by_text(sight.last).first.wait_for()
+        page.get_by_text(sight.also or sight.last).first.wait_for()
         page.locator("[aria-busy=true]").first.wait_for(state="detached")
         yield page
 
