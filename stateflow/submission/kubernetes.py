@@ -447,7 +447,8 @@ class _Api:
 
     def _new_token(self) -> str:
         command = f"kubectl create token stateflow-submitter --namespace {self._namespace} --duration 8h"
-        return f"renew it before it expires: (umask 077; {command} > {self._token}); in a pod, the platform renews its own"
+        renewed = f"(umask 077; {command} > {self._token})"
+        return f"renew it before it expires: {renewed}; in a pod, the platform renews its own"
 
     def _unknown_user(self, **facts: object) -> ClusterFailed | ConfigError:
         """Returns the error of a server that does not know who sends a request."""
