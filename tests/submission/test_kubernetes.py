@@ -126,13 +126,18 @@ class Setup:
         _ApiServer.objects[_POD]["status"] = status
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Iterator[Setup]:
+@pytest.fixture(autouse=True)
+def _new_server() -> None:
+    """The API server is a class: it has no objects and faults of the test before."""
     _ApiServer.objects.clear()
     _ApiServer.requests.clear()
     _ApiServer.refusal.clear()
     _ApiServer.lost.clear()
     _ApiServer.before.clear()
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[Setup]:
     with listening(_ApiServer) as address:
         yield Setup(address, tmp_path)
 
@@ -428,7 +433,6 @@ def test_a_file_without_a_token_is_named(setup: Setup, content: bytes | None) ->
 
 @pytest.mark.parametrize("content", [None, "not a certificate", "another authority"])
 def test_a_certificate_that_is_not_accepted_is_an_error_of_the_settings(tmp_path: Path, content: str | None) -> None:
-    _ApiServer.objects.clear()
     own, file = certificate(tmp_path), tmp_path / "ca.crt"
     (tmp_path / "other").mkdir()
     trusted = f"spark.kubernetes.authenticate.submission.caCertFile={own.ca_file}"
