@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable
 from enum import Enum
 
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -70,7 +71,7 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def bounded_config(app: Callable[..., object], connections: int, *, grace_seconds: int = 10) -> Config:
+def bounded_config(app: ASGIApp, connections: int, *, grace_seconds: int = 10) -> Config:
     """Returns the configuration of a server whose connections are bounded.
 
     Args:
@@ -79,7 +80,7 @@ def bounded_config(app: Callable[..., object], connections: int, *, grace_second
         grace_seconds: how long requests in progress delay the end.
     """
     return Config(
-        app,
+        _answering_at_the_end(app),
         http=BoundedProtocol,
         access_log=False,
         log_config=None,
@@ -91,6 +92,30 @@ def bounded_config(app: Callable[..., object], connections: int, *, grace_second
         timeout_keep_alive=30,
         timeout_graceful_shutdown=grace_seconds,
     )
+
+
+def _answering_at_the_end(app: ASGIApp) -> ASGIApp:
+    """Returns an application that answers each request that is cancelled by the end of the server with status 503.
+
+    uvicorn reports an application that does not answer as one with a fault, by its traceback.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_next(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, send_next)
+        except asyncio.CancelledError:
+            if has_begun:
+                raise
+            await PlainTextResponse("the server ends", 503)(scope, receive, send)
+
+    return answer
 
 
 LARGEST_HEAD = 32 << 10

@@ -162,15 +162,14 @@ with PagesServer(Catalog([])) as server, ends_at_sigterm(server.stop):
 
 @pytest.mark.long(reason="starts a process")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_ends_although_a_storage_hangs(number: signal.Signals) -> None:
+def test_the_server_answers_and_ends_although_a_storage_hangs(number: signal.Signals) -> None:
     command = [sys.executable, "-c", _HANGING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
+        url, answered = process.stdout.readline().strip(), []
 
         def ask() -> None:
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{url}/api/v1/jobs/stuck", timeout=60)
+            answered.append(httpx.get(f"{url}/api/v1/jobs/stuck", timeout=60).status_code)
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -182,6 +181,8 @@ def test_the_server_ends_although_a_storage_hangs(number: signal.Signals) -> Non
         finally:
             process.kill()
             asking.join()
+        assert process.stderr is not None
+        assert answered == [503] and "ASGI" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(
