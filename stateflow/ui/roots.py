@@ -505,6 +505,10 @@ class _Followed:
         return Reading(self.reader.snapshot, found.read_at, found.problem)
 
 
+_LONGEST_SEARCH = 3
+"""How many deadlines a page of one record waits until that was read."""
+
+
 class Roots:
     """The snapshots of job roots, bounded in memory: those that were not read for longest are shortened.
 
@@ -550,13 +554,29 @@ class Roots:
         """Returns several job roots; one that does not answer soon as it was known before."""
         return await asyncio.gather(*(self.read(job, self.limits.list_patience, extent=extent) for job in jobs))
 
-    async def read_position(self, job: CatalogJob) -> tuple[Reading[Snapshot], Snapshot, Position]:
-        """Returns a job root whose newest log entry is known. Raises the error of reading it, or NotYetAvailable."""
-        reading = await self.read(job)
-        snapshot = reading.value
-        if snapshot is None or snapshot.position is None:
-            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
-        return reading, snapshot, snapshot.position
+    async def read_position(
+        self, job: CatalogJob, has: Callable[[Snapshot], bool] = lambda snapshot: True
+    ) -> tuple[Reading[Snapshot], Snapshot, Position]:
+        """Returns a job root whose newest log entry is known.
+
+        Args:
+            job: the job root.
+            has: whether a snapshot has the record that is wanted. While it has not, older records are read.
+
+        Raises the error of reading it, or NotYetAvailable: the record may be among those that were not read yet.
+        """
+        for _ in range(_LONGEST_SEARCH):
+            reading = await self.read(job)
+            snapshot = reading.value
+            if snapshot is None or snapshot.position is None:
+                raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+            if snapshot.complete or has(snapshot):
+                return reading, snapshot, snapshot.position
+            if reading.problem is not None:
+                raise reading.problem
+        raise NotYetAvailable(
+            "older records of the history are being read", hint="the page tries again by itself", job=job.id
+        )
 
     async def read_manifest(self, job: CatalogJob, snapshot: Snapshot, ref: EntryRef) -> Reading[Manifest]:
         """Returns the manifest of a checkpoint that the job keeps."""

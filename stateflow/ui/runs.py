@@ -32,6 +32,7 @@ from stateflow.ui.checkpoints import (
     SourceStatus,
     find_point,
     generation_of,
+    has_checkpoint,
     no_checkpoint,
     operators_at,
     sources_at,
@@ -222,6 +223,10 @@ def _run(
 
 def _failure(record: ActionRecord) -> RunFailure:
     return RunFailure(record.seq, record.ended_at, record.text("code"), record.reason)
+
+
+def _has_run(snapshot: Snapshot, generation: int) -> bool:
+    return any(run.generation == generation for run in runs_of(snapshot))
 
 
 def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
@@ -515,7 +520,9 @@ class RunEndpoints:
     async def _graph(self, call: Call) -> Answer:
         job = call.job
         wanted = call.number(_CHECKPOINT)
-        reading, snapshot, position = await self._roots.read_position(job)
+        reading, snapshot, position = await self._roots.read_position(
+            job, lambda found: not wanted or has_checkpoint(found, wanted)
+        )
         checkpoint_id = wanted or position.head.checkpoint_id
         ref = position.entries.refs.get(checkpoint_id)
         entry = find_point(snapshot, checkpoint_id) if checkpoint_id else None
@@ -534,7 +541,7 @@ class RunEndpoints:
     async def _run(self, call: Call) -> Answer:
         job, generation = call.job, call.id("generation")
         dag_ids = self._catalog.orchestration_of(job.id).dag_ids
-        reading, snapshot, _ = await self._roots.read_position(job)
+        reading, snapshot, _ = await self._roots.read_position(job, lambda found: _has_run(found, generation))
         storage, starts = snapshot.root.storage, find_starts(snapshot, generation)
         hashes = [each.text("job_file_sha256") if each else "" for each in starts]
 

@@ -39,7 +39,7 @@ from stateflow.checkpoint.log.documents import (
 )
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.progress import write_progress
-from stateflow.clock import ManualClock, SystemClock
+from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import StorageError, UnknownJob
 from stateflow.operations.checkpoints import Entries
 from stateflow.storage import BlobInfo, MemoryStorage, PosixStorage, Storage
@@ -293,6 +293,32 @@ def test_a_long_history_is_read_in_parts_from_its_end(
     page = Pages(FixedCatalog(job=storage)).get("jobs/job/timeline", TimelinePage)
     # A page waits for all parts.
     assert len(page["checkpoints"]) == 250 and page["history_complete"]
+
+
+class OfLongLooks(Switch):
+    """A storage of which each look takes as long as a page waits for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        self._clock.sleep(RootLimits().deadline)
+        return super().list(prefix, start_after)
+
+
+@pytest.mark.parametrize("path", ["checkpoints/2", "graph?checkpoint_id=2"])
+def test_a_record_that_was_not_read_yet_is_never_said_to_be_missing(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(snapshots, "_AT_ONCE", 10)
+    clock = ManualClock()
+    storage = OfLongLooks(clock)
+    new_root(storage, 1500)
+    pages = Pages(FixedCatalog(job=storage), clock=clock)
+    answers = [pages.http.get(f"/api/v1/jobs/job/{path}") for _ in range(8)]
+    known = [answer.status_code for answer in answers]
+    assert known[0] == 503 and known[-1] == 200 and known == sorted(known, reverse=True)
+    assert {each.json()["error"]["code"] for each in answers if each.is_error} == {"not-yet-available"}
+    assert pages.http.get(f"/api/v1/jobs/job/{path}999").status_code == 404
 
 
 def test_another_reader_has_the_same_version_whatever_it_read_first(storage: Switch) -> None:
