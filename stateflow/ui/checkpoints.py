@@ -342,7 +342,7 @@ def find_point(snapshot: Snapshot, checkpoint_id: int) -> Entry | None:
     return next((snapshot.entry_of(point) for point in found if not point.is_aborted), None)
 
 
-def has_checkpoint(snapshot: Snapshot, checkpoint_id: int) -> bool:
+def _has_checkpoint(snapshot: Snapshot, checkpoint_id: int) -> bool:
     """Returns whether the job keeps a checkpoint, or its history has a record of it."""
     is_kept = snapshot.position is not None and checkpoint_id in snapshot.position.entries.refs
     return is_kept or find_point(snapshot, checkpoint_id) is not None
@@ -457,7 +457,7 @@ class CheckpointEndpoints:
 
     async def _checkpoint(self, call: Call) -> Answer:
         job, checkpoint_id = call.job, call.id("checkpoint_id")
-        reading, snapshot, position = await self._roots.read_position(job, lambda s: has_checkpoint(s, checkpoint_id))
+        reading, snapshot, position = await self._roots.read_position(job, lambda s: _has_checkpoint(s, checkpoint_id))
         ref = position.entries.refs.get(checkpoint_id)
         manifest = await self._roots.read_manifest(job, snapshot, ref) if ref else None
         at = ref.at if ref else ""

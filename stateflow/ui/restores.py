@@ -33,7 +33,7 @@ from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, state
 from stateflow.ui.openapi import Endpoint, Parameter
 from stateflow.ui.requests import FLAG, TEXT, Call, wrong_value
 from stateflow.ui.roots import Calls, CatalogJob, Reading, Roots
-from stateflow.ui.runs import history_of
+from stateflow.ui.runs import has_start, history_of
 from stateflow.ui.snapshots import Snapshot
 
 _PLAN = (
@@ -135,6 +135,12 @@ RESTORE_ENDPOINTS = (
 )
 
 
+def _can_plan(snapshot: Snapshot) -> bool:
+    """Returns whether the records were read that a plan follows from: the newest run's start, and all savepoints'."""
+    position = snapshot.position
+    return position is not None and snapshot.savepoints_known and has_start(snapshot, position.head.entry.generation)
+
+
 class RestoreEndpoints:
     """Answers with plans of restores.
 
@@ -155,7 +161,7 @@ class RestoreEndpoints:
         target = call.query.get("target", "").strip()
         if not target:
             raise wrong_value("target", "latest, the id of a checkpoint, or the name or path of a savepoint")
-        reading, snapshot, _ = await self._roots.read_position(job)
+        reading, snapshot, _ = await self._roots.read_position(job, _can_plan)
         root = snapshot.root
         # The server opens a path with its own rights, which are not the viewer's.
         jobs = sorted(call.jobs.values(), key=lambda each: each.job_root) if "/" in target else []

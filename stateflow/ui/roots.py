@@ -506,7 +506,7 @@ class _Followed:
 
 
 _LONGEST_SEARCH = 3
-"""How many deadlines a page of one record waits until that was read."""
+"""How many deadlines an answer waits until the records that it needs were read."""
 
 
 class Roots:
@@ -561,9 +561,11 @@ class Roots:
 
         Args:
             job: the job root.
-            has: whether a snapshot has the record that is wanted. While it has not, older records are read.
+            has: returns whether a snapshot has the records that are wanted; while it has not, older ones are read.
 
-        Raises the error of reading it, or NotYetAvailable: the record may be among those that were not read yet.
+        Raises:
+            StateflowError: the error of reading the job root.
+            NotYetAvailable: no run has begun, or the records may be among those that were not read in time.
         """
         for _ in range(_LONGEST_SEARCH):
             reading = await self.read(job)

@@ -32,7 +32,6 @@ from stateflow.ui.checkpoints import (
     SourceStatus,
     find_point,
     generation_of,
-    has_checkpoint,
     no_checkpoint,
     operators_at,
     sources_at,
@@ -225,16 +224,17 @@ def _failure(record: ActionRecord) -> RunFailure:
     return RunFailure(record.seq, record.ended_at, record.text("code"), record.reason)
 
 
-def _has_run(snapshot: Snapshot, generation: int) -> bool:
-    return any(run.generation == generation for run in runs_of(snapshot))
-
-
 def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
     """Returns the records of the starts of a run and of the run before it; None for one that was not recorded."""
     starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq <= generation]
     starts.sort(key=lambda record: record.seq)
     own = starts.pop() if starts and starts[-1].seq == generation else None
     return own, starts[-1] if starts else None
+
+
+def has_start(snapshot: Snapshot, generation: int) -> bool:
+    """Returns whether the record of a run's start was read, which is the oldest one of the run and names its graph."""
+    return find_starts(snapshot, generation)[0] is not None
 
 
 @dataclass(frozen=True)
@@ -448,6 +448,14 @@ def _made_by(entry: Entry | None, manifest: Manifest | None) -> int:
     return manifest.generation if manifest is not None else 0
 
 
+def _has_graph(snapshot: Snapshot, checkpoint_id: int | None) -> bool:
+    """Returns whether the start of the run that made a checkpoint was read; None for the start of the newest run."""
+    if checkpoint_id:
+        entry = find_point(snapshot, checkpoint_id)
+        return entry is not None and has_start(snapshot, generation_of(entry.record))
+    return snapshot.position is not None and has_start(snapshot, snapshot.position.head.entry.generation)
+
+
 def _generation_of_graph(snapshot: Snapshot, entry: Entry | None, made_by: int) -> int:
     """Returns the generation of the run whose graph fits a checkpoint: a restore may have changed the graph."""
     if not isinstance(entry, ActionEntry):
@@ -520,9 +528,7 @@ class RunEndpoints:
     async def _graph(self, call: Call) -> Answer:
         job = call.job
         wanted = call.number(_CHECKPOINT)
-        reading, snapshot, position = await self._roots.read_position(
-            job, lambda found: not wanted or has_checkpoint(found, wanted)
-        )
+        reading, snapshot, position = await self._roots.read_position(job, lambda found: _has_graph(found, wanted))
         checkpoint_id = wanted or position.head.checkpoint_id
         ref = position.entries.refs.get(checkpoint_id)
         entry = find_point(snapshot, checkpoint_id) if checkpoint_id else None
@@ -541,7 +547,7 @@ class RunEndpoints:
     async def _run(self, call: Call) -> Answer:
         job, generation = call.job, call.id("generation")
         dag_ids = self._catalog.orchestration_of(job.id).dag_ids
-        reading, snapshot, _ = await self._roots.read_position(job, lambda found: _has_run(found, generation))
+        reading, snapshot, _ = await self._roots.read_position(job, lambda found: has_start(found, generation))
         storage, starts = snapshot.root.storage, find_starts(snapshot, generation)
         hashes = [each.text("job_file_sha256") if each else "" for each in starts]
 
